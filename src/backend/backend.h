@@ -1,0 +1,58 @@
+/* What a backend gives: kernels for ops that are not loop programs, and an executor for plans.
+ *
+ * Kernels are ordered rows in backend/kernels.def, best first, reference last: K(op, DEVICE, name, flags). Each row `name`
+ * stands for functions `wki_k_<name>_ok` (predicate: shapes, dtypes, strides; data pointers are not valid yet) and
+ * `wki_k_<name>_run`, and with WKI_K_WORKSPACE also `wki_k_<name>_workspace` (bytes).
+ *
+ * Backends see base, core and the op table only.
+ */
+#ifndef WKI_BACKEND_H
+#define WKI_BACKEND_H
+
+#include "core/core.h"
+#include "ops/loop.h"
+
+typedef struct wki_view { /* one operand */
+    void *data;      /* address of its first element; CUDA with slot >= 0: byte offset to add to argument `slot` */
+    int32_t slot;    /* -1: `data` is the address */
+    uint8_t ndim, dtype;
+    bool plain;      /* contiguous row-major */
+    int64_t numel;
+    const int64_t *size, *stride; /* elements */
+} wki_view;
+
+typedef struct wki_launch {
+    wk_ctx *c;
+    const wki_op *op;
+    int nin, nout;
+    const wki_view *in;  /* absent optional input: dtype WK_DTYPE_COUNT, data NULL */
+    const wki_view *out; /* plain, freshly allocated, unless the op says otherwise */
+    const int64_t *ia;   /* structural attribute words */
+    const double *va;    /* VALUE attributes (CPU); CUDA kernels read them from the argument block at va_slot */
+    int32_t va_slot;
+    void *workspace;     /* 64-byte aligned, as many bytes as asked for */
+} wki_launch;
+
+enum {
+    WKI_K_WORKSPACE = 1,
+    WKI_K_FIXED = 2, /* CUDA: needs fixed addresses (library call): the plan stages operands that move */
+};
+
+typedef struct wki_kernel {
+    uint16_t op;
+    uint8_t dev, flags;
+    const char *name;
+    bool (*ok)(const wki_launch *l);
+    size_t (*workspace)(const wki_launch *l);
+    bool (*run)(const wki_launch *l); /* CPU: computes; CUDA: enqueues on the context's stream. false after wki_fail */
+} wki_kernel;
+
+/* First row of (op, device) whose predicate holds; NULL when none. WICK_TRACE=dispatch tells which and why not. */
+const wki_kernel *wki_kernel_find(const wki_launch *l, wk_device dev);
+
+/* CPU: runs a loop program now. backend/cpu/loop.c. Returns false when out of memory (caller reports). */
+bool wki_loop_cpu(const wki_loop_run *r, wki_isa isa, wki_pool *pool);
+/* The slow twin that defines loop programs: scalar, one element at a time, any strides. */
+bool wki_loop_reference(const wki_loop_run *r);
+
+#endif

@@ -1,0 +1,346 @@
+/* The heart of Wick: tensors, storages, scopes, autograd records and the executor stack of a context.
+ *
+ * A public `wk_tensor *` is a handle: the address of a `wki_tensor` slot with its generation in the top 16 bits. Inside the
+ * library code passes plain `wki_tensor *` ("T"); wki_handle/wki_enter convert. Slots are type-stable: they live in slabs
+ * as long as the context.
+ *
+ * Two counts keep a slot alive: `user` (scope ownership, wk_retain, library objects that expose the handle) and `refs`
+ * (autograd records and edges). When `user` falls to 0 the generation moves on, so the handle is dead, while the slot lives
+ * until `refs` is 0 too.
+ *
+ * May call: base. Knows nothing of autograd, graph, compile or backends but the tables below.
+ */
+#ifndef WKI_CORE_H
+#define WKI_CORE_H
+
+#include <wick.h>
+
+#include "base/alloc.h"
+#include "base/cpu.h"
+#include "base/pool.h"
+
+typedef struct wki_tensor wki_tensor;
+typedef struct wki_storage wki_storage;
+typedef struct wki_node wki_node;
+typedef struct wki_op wki_op;
+typedef struct wki_call wki_call;
+typedef struct wki_executor wki_executor;
+typedef struct wki_recorder wki_recorder;
+typedef struct wki_device_api wki_device_api;
+
+/* ---- storage ------------------------------------------------------------------------------------------------------- */
+
+/* Memory handed to another context by wk_share: the only atomically counted object. */
+typedef struct wki_shared {
+    _Atomic int32_t refs;
+    _Atomic uint32_t version;
+    void *data;
+    size_t bytes;
+    wk_device dev;
+    wk_runtime *rt;
+} wki_shared;
+
+struct wki_storage {
+    int32_t refs;       /* slots of this context that use it (+1 per recording that captured it) */
+    uint32_t version;   /* bumped by every in-place write; views share it */
+    void *data;         /* NULL while pending or when bytes is 0 */
+    size_t bytes;
+    wki_shared *shared; /* NULL until wk_share */
+    wk_ctx *ctx;
+    uint32_t rec_epoch; /* equals the recorder's epoch when this storage has a buffer in the current recording */
+    uint32_t rec_buf;   /* that buffer */
+    uint8_t dev;        /* wk_device */
+    uint8_t pending;    /* produced by the current recording; data comes at the flush */
+    uint8_t failed;     /* its recording was discarded: reading is an error */
+    uint8_t pinned;     /* long-lived (parameter, optimizer state): plans may bake its address */
+};
+
+/* ---- tensor -------------------------------------------------------------------------------------------------------- */
+
+enum {
+    WKI_F_REQ = 1,      /* requires grad (leaf or result) */
+    WKI_F_PLAIN = 2,    /* contiguous row-major */
+    WKI_F_POISON = 4,
+    WKI_F_KEEP = 8,     /* wk_keep: promote at scope end */
+    WKI_F_WHOLE = 16,   /* PLAIN, offset 0, and shaped as its storage was when made: the recorder need not describe it */
+    WKI_F_PARAM = 32,
+    WKI_F_LIVE = 64,    /* slot in use */
+};
+
+struct wki_tensor {
+    uint16_t gen;
+    uint8_t flags, dtype, ndim, out_idx; /* out_idx: which output of fn */
+    uint16_t self_saved;                 /* of refs, how many are held by fn for its own saved outputs */
+    int32_t user, refs;
+    uint32_t scope_pos; /* index in the context's owned stack + 1; 0: owned by no scope */
+    uint32_t _pad;
+    wk_ctx *ctx;
+    wki_storage *st;
+    wki_node *fn;     /* autograd record that produced it; NULL for leaves */
+    wki_tensor *grad; /* gradient of a leaf; this reference counts as `user` on the gradient */
+    int64_t off, numel;
+    int64_t size[WK_MAX_DIMS], stride[WK_MAX_DIMS];
+};
+
+#define WKI_ADDR_BITS 48
+static inline wk_tensor *wki_handle(const wki_tensor *t) {
+    return (wk_tensor *)((uintptr_t)t | (uintptr_t)t->gen << WKI_ADDR_BITS);
+}
+static inline wki_tensor *wki_slot(const wk_tensor *h) {
+    return (wki_tensor *)((uintptr_t)h & (((uintptr_t)1 << WKI_ADDR_BITS) - 1));
+}
+static inline uint16_t wki_handle_gen(const wk_tensor *h) { return (uint16_t)((uintptr_t)h >> WKI_ADDR_BITS); }
+static inline bool wki_handle_ok(const wk_tensor *h) {
+    return h && wki_slot(h)->gen == wki_handle_gen(h) && wki_slot(h)->user > 0;
+}
+
+/* ---- op table row (generated into gen/ops_gen.c from src/ops/ops.def; user ops make one at run time) ---------------- */
+
+typedef enum wki_class { WKI_EW, WKI_ROW, WKI_MOVE, WKI_CONTRACT, WKI_INDEX, WKI_RNG, WKI_CREATE, WKI_OPAQUE } wki_class;
+
+enum {
+    WKI_OP_VIEW = 1,        /* outputs share input 0's storage; no kernel */
+    WKI_OP_INPLACE = 2,     /* writes inputs marked in `writes` (or, variadic, by writes_fn) and has no outputs */
+    WKI_OP_NONDET = 4,
+    WKI_OP_RNG = 8,         /* consumes one RNG sequence number */
+    WKI_OP_BROADCAST = 16,  /* elementwise broadcasting; VJP results are summed back to the input's shape by the engine */
+    WKI_OP_PROMOTE = 32,    /* inputs are cast to their common dtype */
+    WKI_OP_COMPOSITE = 64,  /* written in terms of other ops; never reaches an executor */
+    WKI_OP_USER = 128,
+    WKI_OP_KEEP_META = 256, /* VJP needs the inputs' shapes: the record keeps them even when the input is not saved */
+    WKI_OP_COMMUTES = 512,
+};
+
+typedef enum wki_attr_type { WKI_ATTR_INT, WKI_ATTR_BOOL, WKI_ATTR_DTYPE, WKI_ATTR_LIST, WKI_ATTR_VALUE } wki_attr_type;
+/* Structural attributes are int64 words in declaration order; a LIST is its count followed by its items. VALUE attributes
+   are doubles in declaration order, apart from the others, and never part of a plan's key. */
+typedef struct wki_attr {
+    const char *name;
+    wki_attr_type type;
+} wki_attr;
+
+typedef struct wki_vjp_args {
+    wk_ctx *c;
+    const wki_node *node;
+    wki_tensor *const *gout; /* per output; NULL where no gradient arrived */
+    wki_tensor **gin;        /* per input; results are owned by the current scope */
+    const bool *need;        /* per input */
+} wki_vjp_args;
+
+struct wki_op {
+    const char *name, *doc;
+    uint16_t id;
+    uint8_t klass; /* wki_class */
+    uint8_t since;
+    uint32_t flags;
+    int8_t nin, nout;           /* nin -1: variadic */
+    uint8_t nattr;
+    uint32_t optional;          /* bit i: input i may be absent */
+    uint32_t writes;            /* bit i: input i is written in place; variadic: writes_fn */
+    uint32_t save_in, save_out; /* bit i: saved for the VJP */
+    uint32_t diff;              /* bit i: a gradient flows to input i */
+    const wki_attr *attr;
+    const char *const *in_names;
+    /* Fills dtype, ndim, size of every output; for VIEW ops also st (not yet retained), off, stride. Returns false after
+       wki_fail. */
+    bool (*infer)(wk_ctx *c, const wki_call *k);
+    bool (*writes_fn)(const wki_call *k, int input);
+    void (*vjp)(const wki_vjp_args *a);
+    const struct wki_loop *loop; /* loop program: EW, ROW, RNG, CREATE (ops/loop.h); NULL otherwise */
+    void *user;                  /* wk_op_desc of a user op */
+};
+extern const wki_op wki_ops[];   /* indexed by id (gen/ops_gen.h has WKI_OP_<name> enum) */
+extern const int wki_op_count;
+
+/* ---- one op application -------------------------------------------------------------------------------------------- */
+
+struct wki_call {
+    const wki_op *op;
+    int nin, nout, nia, nva;
+    wki_tensor *const *in; /* NULL where an optional input is absent */
+    const int64_t *ia;     /* structural attribute words */
+    const double *va;      /* VALUE attributes */
+    wki_tensor **out;      /* filled by wki_apply; owned by the current scope */
+    const void *caller;    /* return address in the user's program */
+    uint64_t rng_seq;      /* set by wki_apply for RNG ops */
+};
+
+/* Applies an op: checks, promotes dtypes, infers, goes down the executor stack. On failure returns false, the context's
+   error is set and every out[i] is the poison tensor. Outputs belong to the current scope. */
+bool wki_apply(wk_ctx *c, wki_call *k);
+
+struct wki_executor {
+    bool (*apply)(wk_ctx *c, wki_call *k, const wki_executor *self); /* outputs are inferred but have no storage yet */
+    const wki_executor *next;
+};
+
+/* ---- autograd record ----------------------------------------------------------------------------------------------- */
+
+typedef struct wki_edge {
+    wki_node *fn;     /* producer of the input, or NULL */
+    wki_tensor *leaf; /* leaf that accumulates, or NULL */
+    uint32_t out_idx;
+} wki_edge;
+
+typedef struct wki_saved {
+    wki_tensor *t; /* internal reference; NULL when not saved or already freed */
+    uint32_t version;
+} wki_saved;
+
+typedef struct wki_meta { /* shape of an input (KEEP_META or BROADCAST), in place of the tensor */
+    uint8_t ndim, dtype;
+    int64_t size[WK_MAX_DIMS];
+} wki_meta;
+
+struct wki_node {
+    const wki_op *op;
+    int32_t refs;
+    uint16_t nin, nout;
+    uint16_t nia, nva;
+    uint8_t consumed;   /* backward went through it and freed what it saved */
+    uint8_t mark;       /* traversal state */
+    uint16_t size_class;
+    uint32_t deps;      /* traversal: edges from reachable consumers still to come */
+    uint32_t epoch;     /* traversal */
+    uint64_t seq;       /* creation order in the context */
+    uint64_t rng_seq;
+    const void *caller;
+    wki_tensor **gacc;  /* nout: gradients that arrived during a backward; owned internal refs */
+    wki_edge *edge;     /* nin */
+    wki_saved *in;      /* nin */
+    wki_saved *out;     /* nout */
+    wki_meta *meta;     /* nin, or NULL */
+    wki_meta *out_meta; /* nout: shape of each output, to make zeros where no gradient arrived; NULL unless nout > 1 */
+    int64_t *ia;
+    double *va;
+    wki_node *next;     /* free list / work list */
+};
+
+/* For VJPs. Results are plain tensors usable as inputs; a version mismatch or a freed record sets the error and gives the
+   poison tensor. */
+wki_tensor *wki_saved_in(wk_ctx *c, const wki_node *n, int i);
+wki_tensor *wki_saved_out(wk_ctx *c, const wki_node *n, int i);
+void wki_node_release(wk_ctx *c, wki_node *n);
+
+/* ---- errors -------------------------------------------------------------------------------------------------------- */
+
+/* Records the first error (printf-like text, op name and caller from the current call are added). Returns false. */
+bool wki_fail(wk_ctx *c, wk_status s, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* "(2, 3)" into buf; returns buf. */
+const char *wki_shape_text(char *buf, size_t n, int ndim, const int64_t *size);
+
+/* ---- context ------------------------------------------------------------------------------------------------------- */
+
+typedef struct wki_undo { /* what a discarded recording restores */
+    enum { WKI_UNDO_GRAD, WKI_UNDO_I64 } kind;
+    wki_tensor *t;   /* GRAD: leaf (internal ref) */
+    wki_tensor *old; /* GRAD: its former gradient (user ref) or NULL */
+    int64_t *p, v;   /* I64 */
+} wki_undo;
+
+struct wk_ctx {
+    wk_runtime *rt;
+    const wki_executor *exec;   /* top of the stack */
+    const wki_executor *base;   /* bottom: eager or recorder */
+    wk_status failed;
+    bool grad_mode, in_backward;
+    uint8_t dev;                /* default device of creation calls */
+    int call_depth;             /* wk_call nesting */
+    const void *caller;         /* innermost public entry's return address */
+    const wki_op *cur_op;
+    uint64_t seed, rng_seq;
+    uint64_t ordinal;
+    uint64_t node_seq;
+    /* slots */
+    wki_tensor *free_slots;
+    struct wki_slab *slabs;
+    wki_tensor *poison;
+    /* scopes */
+    wki_tensor **owned;
+    uint32_t nowned, cap_owned;
+    uint32_t *marks;
+    uint32_t nmarks, cap_marks;
+    /* pools */
+    wki_storage *free_storages;
+    wki_node *free_nodes[16];   /* by size class of 64 << n bytes... see node.c */
+    struct wki_chunk *chunks;   /* all pool memory, freed with the context */
+    wki_recorder *rec;
+    /* traversal */
+    uint32_t epoch;
+    /* undo journal, active while a recording is */
+    wki_undo *undo;
+    uint32_t nundo, cap_undo;
+    bool journal;
+    /* objects freed with the context */
+    struct wki_object *objects;
+    /* errors */
+    wk_error err;
+    wk_status try_saved[16];
+    int try_depth;
+    wk_stats stats;
+    void *dev_state[WK_DEVICE_COUNT]; /* per (context, device): stream, arena, argument ring; made by the device's api */
+};
+
+/* ---- slots, storages, scopes (core/tensor.c, core/scope.c) ---------------------------------------------------------- */
+
+wki_tensor *wki_tensor_new(wk_ctx *c);               /* user 1, owned by the current scope; NULL after wki_fail */
+void wki_tensor_user_down(wki_tensor *t);            /* user-- (and what follows) */
+static inline void wki_tensor_user_up(wki_tensor *t) { t->user++; }
+static inline void wki_tensor_ref(wki_tensor *t) { t->refs++; }
+void wki_tensor_unref(wki_tensor *t);
+void wki_tensor_disown(wki_tensor *t);               /* takes it out of its scope without changing `user` */
+void wki_tensor_set_plain(wki_tensor *t);            /* strides, numel, PLAIN from size; offset 0 */
+wki_storage *wki_storage_new(wk_ctx *c, wk_device dev, size_t bytes, bool with_data); /* refs 1; NULL after wki_fail */
+void wki_storage_unref(wki_storage *s);
+bool wki_storage_realize(wki_storage *s);            /* gives a pending storage its memory */
+size_t wki_dtype_size(wk_dtype d);
+wki_tensor *wki_poison(wk_ctx *c);
+void wki_sync_pending(wki_tensor *t);                /* flushes when t's storage is pending or captured */
+
+/* Public entry: checks handles, notes the caller. Returns NULL (and t's context, when it has one, failed) if not usable. */
+wki_tensor *wki_enter(const wk_tensor *h, const void *caller);
+
+/* objects that die with the context */
+typedef struct wki_object {
+    struct wki_object *prev, *next;
+    void (*destroy)(void *self);
+} wki_object;
+void wki_object_add(wk_ctx *c, wki_object *o, void (*destroy)(void *));
+void wki_object_remove(wk_ctx *c, wki_object *o);
+
+/* journal: called before a leaf's gradient or a counter changes */
+bool wki_undo_grad(wk_ctx *c, wki_tensor *leaf);
+bool wki_undo_i64(wk_ctx *c, int64_t *p);
+void wki_undo_commit(wk_ctx *c);
+void wki_undo_rollback(wk_ctx *c);
+
+/* ---- devices (backend/backend.h has what plans need) ---------------------------------------------------------------- */
+
+struct wki_device_api {
+    const char *name;
+    bool (*available)(wk_runtime *rt, const char **why);
+    void *(*alloc)(wk_ctx *c, size_t bytes, const char *tag); /* 64-byte aligned; NULL after wki_fail or when bytes is 0 */
+    void (*free)(wk_ctx *c, void *p, size_t bytes);
+    bool (*upload)(wk_ctx *c, void *dst, const void *src, size_t bytes);   /* src reusable on return */
+    bool (*download)(wk_ctx *c, void *dst, const void *src, size_t bytes); /* waits */
+    bool (*sync)(wk_ctx *c);
+    void (*ctx_free)(wk_ctx *c); /* drops dev_state */
+    void (*rt_free)(wk_runtime *rt);
+    const struct wki_plan_api *plan; /* backend/backend.h */
+};
+extern const wki_device_api *const wki_devices[WK_DEVICE_COUNT];
+
+struct wk_runtime {
+    _Atomic int64_t refs; /* contexts + the owner */
+    _Atomic uint64_t next_ordinal;
+    uint64_t seed;
+    wki_isa isa;
+    wki_pool *pool;
+    void *lock;                         /* pthread_mutex_t: guards what follows */
+    struct wki_plan_cache *plans;       /* compile/ */
+    void *dev_state[WK_DEVICE_COUNT];   /* per runtime and device */
+    wki_op **user_ops;
+    int nuser_ops;
+};
+
+#endif
