@@ -19,6 +19,8 @@
 #include "base/cpu.h"
 #include "base/pool.h"
 
+#include <stdatomic.h>
+
 typedef struct wki_tensor wki_tensor;
 typedef struct wki_storage wki_storage;
 typedef struct wki_node wki_node;
@@ -259,7 +261,7 @@ struct wk_ctx {
     wki_tensor **owned;
     uint32_t nowned, cap_owned;
     uint32_t *marks;
-    uint32_t nmarks, cap_marks;
+    uint32_t nmarks, cap_marks, scope_floor, lost_scopes;
     /* pools */
     wki_storage *free_storages;
     wki_node *free_nodes[16];   /* by size class of 64 << n bytes... see node.c */
@@ -267,6 +269,10 @@ struct wk_ctx {
     wki_recorder *rec;
     /* traversal */
     uint32_t epoch;
+    wki_node *dying; /* records whose count fell to 0 while another was being freed */
+    bool reaping, default_rt;
+    wki_node **bw_all, **bw_heap; /* backward's work lists between uses */
+    size_t cap_bw_all, cap_bw_heap;
     /* undo journal, active while a recording is */
     wki_undo *undo;
     uint32_t nundo, cap_undo;
@@ -275,7 +281,8 @@ struct wk_ctx {
     struct wki_object *objects;
     /* errors */
     wk_error err;
-    wk_status try_saved[16];
+    const void *err_caller; /* of the sticky error, until its text is completed */
+    wk_error try_saved[8]; /* status and text outside each open probe */
     int try_depth;
     wk_stats stats;
     void *dev_state[WK_DEVICE_COUNT]; /* per (context, device): stream, arena, argument ring; made by the device's api */
@@ -295,7 +302,45 @@ void wki_storage_unref(wki_storage *s);
 bool wki_storage_realize(wki_storage *s);            /* gives a pending storage its memory */
 size_t wki_dtype_size(wk_dtype d);
 wki_tensor *wki_poison(wk_ctx *c);
-void wki_sync_pending(wki_tensor *t);                /* flushes when t's storage is pending or captured */
+wki_tensor *wki_alias(wk_ctx *c, wki_tensor *t);     /* another handle on the same value, same graph */
+wki_tensor *wki_detached(wk_ctx *c, wki_tensor *t);  /* same storage, no graph */
+void wki_drop_grad(wki_tensor *t);
+int wki_dtype_kind(wk_dtype d);                      /* 'F', 'I', 'U' or 'B' */
+void *wki_pool_bytes(wk_ctx *c, size_t bytes);       /* lives as long as the context; NULL when out of memory */
+void wki_storage_bump(wki_storage *s);               /* an in-place write */
+uint32_t wki_storage_version(const wki_storage *s);
+wki_storage *wki_storage_share(wk_ctx *to, wki_storage *s);
+void wki_slots_free(wk_ctx *c);
+void wki_tensors_release_all(wk_ctx *c);
+void wki_scopes_free(wk_ctx *c);
+uint32_t wki_scope_floor(wk_ctx *c);                 /* a user function starts: it cannot end the caller's scopes */
+void wki_scope_floor_end(wk_ctx *c, uint32_t old);
+void wki_promote(wk_ctx *c, wki_tensor *t);          /* to the enclosing scope when the current one ends */
+
+/* ---- what higher rooms register (executors) and own ------------------------------------------------------------------ */
+
+extern const wki_executor wki_exec_autograd; /* autograd/ */
+extern const wki_executor wki_exec_base;     /* backend/eager.c: eager on the CPU, recorder while recording or elsewhere */
+void wki_runtime_lock(wk_runtime *rt);
+void wki_runtime_unlock(wk_runtime *rt);
+void wki_plan_cache_free(wk_runtime *rt);    /* compile/ */
+void wki_user_op_free(wki_op *op);           /* ops/user.c */
+wki_node *wki_node_new(wk_ctx *c, const wki_call *k, int nmeta);
+void wki_node_drop_saved(wki_node *n);
+wki_recorder *wki_recorder_new(wk_ctx *c);   /* graph/record.c */
+void wki_recorder_free(wk_ctx *c);
+void wki_recorder_discard(wk_ctx *c);
+bool wki_recording(const wk_ctx *c);
+bool wki_record(wk_ctx *c, wki_call *k);     /* appends one op; outputs become pending */
+
+/* ---- recorder (graph/record.c) -------------------------------------------------------------------------------------- */
+
+bool wki_flush(wk_ctx *c);                           /* runs what is pending; false after wki_fail */
+void wki_rec_forget(wk_ctx *c, wki_storage *s);      /* a pending storage died */
+void wki_rec_discard_failed(wk_ctx *c);              /* drops a recording in which an error happened */
+bool wki_rec_captured(const wk_ctx *c, const wki_storage *s); /* does the current recording use it */
+bool wki_touch_read(wki_tensor *t);                  /* before the host reads: data is there; false after wki_fail */
+bool wki_touch_write(wki_tensor *t);                 /* before the host writes: nothing pending captured it */
 
 /* Public entry: checks handles, notes the caller. Returns NULL (and t's context, when it has one, failed) if not usable. */
 wki_tensor *wki_enter(const wk_tensor *h, const void *caller);

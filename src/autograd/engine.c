@@ -1,0 +1,392 @@
+/* Backward: walks the autograd records once, newest first, iteratively (a chain of 100,000 ops must not recurse). VJPs run
+ * through wki_apply, so one engine serves eager, recorded and double backward. Calls core and the op wrappers. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "ops_gen.h"
+
+typedef struct engine {
+    wk_ctx *c;
+    wki_node **heap; /* ready records, newest (largest seq) on top */
+    size_t nheap, cap_heap;
+    wki_node **all;  /* every reached record, each holding a reference */
+    size_t nall, cap_all;
+    bool create_graph, retain;
+    wki_tensor *const *inputs; /* with respect to these only, or NULL: all leaves */
+    int ninputs;
+    wki_tensor **result; /* per input, internal reference */
+} engine;
+
+static bool grow(wk_ctx *c, wki_node ***v, size_t *cap) {
+    size_t n = *cap ? *cap * 2 : 256;
+    wki_node **p = wki_realloc(*v, n * sizeof *p);
+    if (!p)
+        return wki_fail(c, WK_NOMEM, "no host memory for backward's work list");
+    *v = p;
+    *cap = n;
+    return true;
+}
+
+static bool heap_push(engine *e, wki_node *n) {
+    if (e->nheap == e->cap_heap && !grow(e->c, &e->heap, &e->cap_heap))
+        return false;
+    size_t i = e->nheap++;
+    while (i && e->heap[(i - 1) / 2]->seq < n->seq) {
+        e->heap[i] = e->heap[(i - 1) / 2];
+        i = (i - 1) / 2;
+    }
+    e->heap[i] = n;
+    return true;
+}
+
+static wki_node *heap_pop(engine *e) {
+    wki_node *top = e->heap[0], *n = e->heap[--e->nheap];
+    size_t i = 0;
+    for (;;) {
+        size_t k = 2 * i + 1;
+        if (k >= e->nheap)
+            break;
+        if (k + 1 < e->nheap && e->heap[k + 1]->seq > e->heap[k]->seq)
+            k++;
+        if (e->heap[k]->seq <= n->seq)
+            break;
+        e->heap[i] = e->heap[k];
+        i = k;
+    }
+    e->heap[i] = n;
+    return top;
+}
+
+static bool reach(engine *e, wki_node *n) {
+    if (n->epoch == e->c->epoch)
+        return true;
+    n->epoch = e->c->epoch;
+    n->deps = 0;
+    if (e->nall == e->cap_all && !grow(e->c, &e->all, &e->cap_all))
+        return false;
+    n->refs++;
+    e->all[e->nall++] = n;
+    return true;
+}
+
+/* Reaches everything below the roots and counts, per record, the edges that will deliver a gradient. */
+static bool discover(engine *e) {
+    for (size_t i = 0; i < e->nall; i++) { /* e->all grows while we walk it */
+        wki_node *n = e->all[i];
+        if (n->consumed) {
+            e->c->cur_op = n->op;
+            e->c->caller = n->caller;
+            return wki_fail(e->c, WK_GRAD, "backward a second time through a graph that was freed (retain_graph keeps it)");
+        }
+        for (int j = 0; j < n->nin; j++) {
+            wki_node *p = n->edge[j].fn;
+            if (!p)
+                continue;
+            if (!reach(e, p))
+                return false;
+            p->deps++;
+        }
+    }
+    return true;
+}
+
+/* acc += g, as an op; both are internal. Returns the new accumulator with an internal reference, or NULL. */
+static wki_tensor *accumulate(wk_ctx *c, wki_tensor *acc, wki_tensor *g) {
+    wki_tensor *s = g;
+    if (acc) {
+        s = wki_add(c, acc, g);
+        if (s == c->poison)
+            return NULL;
+    }
+    wki_tensor_ref(s);
+    if (acc)
+        wki_tensor_unref(acc);
+    return s;
+}
+
+/* Gradients of broadcast inputs are summed back: leading dimensions, then those of size 1. */
+static wki_tensor *sum_to(wk_ctx *c, wki_tensor *g, const wki_meta *m) {
+    int lead = g->ndim - m->ndim, nd = 0;
+    int64_t dims[WK_MAX_DIMS];
+    if (!lead && !memcmp(g->size, m->size, (size_t)g->ndim * 8))
+        return g;
+    for (int i = 0; i < g->ndim; i++)
+        if (i < lead || (m->size[i - lead] == 1 && g->size[i] != 1))
+            dims[nd++] = i;
+    wki_tensor *s = nd ? wki_sum(c, g, dims, nd, true) : g;
+    if (s == c->poison || !lead)
+        return s;
+    return wki_reshape(c, s, m->size, m->ndim);
+}
+
+static bool leaf_gradient(engine *e, wki_tensor *leaf, wki_tensor *g) {
+    wk_ctx *c = e->c;
+    if (e->inputs)
+        return true; /* only the named inputs are wanted; they are collected by `deliver` */
+    if (!wki_undo_grad(c, leaf))
+        return false;
+    wki_tensor *s = g, *old = leaf->grad;
+    if (old) {
+        s = wki_add(c, old, g);
+        if (s == c->poison)
+            return false;
+    } else if (g->self_saved || g->scope_pos == 0 || !(g->flags & WKI_F_PLAIN) || g->refs) {
+        /* a gradient shared with another place gets its own handle, so that later accumulation stays separate */
+        s = e->create_graph ? wki_alias(c, g) : wki_detached(c, g);
+        if (s == c->poison)
+            return false;
+    }
+    wki_tensor_user_up(s);
+    leaf->grad = s;
+    if (old)
+        wki_tensor_user_down(old);
+    return true;
+}
+
+/* Hands g to the edge's target. */
+static bool deliver(engine *e, const wki_edge *to, wki_tensor *g) {
+    wk_ctx *c = e->c;
+    for (int i = 0; i < e->ninputs; i++) {
+        wki_tensor *t = e->inputs[i];
+        if (to->leaf ? t == to->leaf : t->fn == to->fn && t->out_idx == to->out_idx) {
+            wki_tensor *s = accumulate(c, e->result[i], g);
+            if (!s)
+                return false;
+            e->result[i] = s;
+        }
+    }
+    if (to->leaf)
+        return leaf_gradient(e, to->leaf, g);
+    wki_tensor *s = accumulate(c, to->fn->gacc[to->out_idx], g);
+    if (!s)
+        return false;
+    to->fn->gacc[to->out_idx] = s;
+    return true;
+}
+
+static bool edge_live(const wki_edge *d) { return d->fn || d->leaf; }
+
+/* Runs one record's VJP and passes the results on. */
+static bool step(engine *e, wki_node *n) {
+    wk_ctx *c = e->c;
+    enum { MAX_IN = 64 };
+    wki_tensor *gin[MAX_IN] = {0};
+    bool need[MAX_IN], any = false;
+    if (n->nin > MAX_IN)
+        return wki_fail(c, WK_INTERNAL, "%s has too many inputs to differentiate", n->op->name);
+    for (int i = 0; i < n->nout; i++)
+        any |= n->gacc[i] != NULL;
+    for (int i = 0; i < n->nin; i++)
+        need[i] = edge_live(&n->edge[i]);
+    if (any) {
+        if (!n->op->vjp) {
+            c->cur_op = n->op;
+            return wki_fail(c, WK_GRAD, "%s has no gradient", n->op->name);
+        }
+        c->caller = n->caller;
+        wki_vjp_args a = {.c = c, .node = n, .gout = n->gacc, .gin = gin, .need = need};
+        n->op->vjp(&a);
+        if (c->failed)
+            return false;
+        for (int i = 0; i < n->nin; i++) {
+            if (!need[i] || !gin[i])
+                continue;
+            wki_tensor *g = gin[i];
+            if (n->meta && (n->op->flags & WKI_OP_BROADCAST))
+                g = sum_to(c, g, &n->meta[i]);
+            if (g == c->poison || !deliver(e, &n->edge[i], g))
+                return false;
+        }
+    }
+    for (int i = 0; i < n->nout; i++)
+        if (n->gacc[i]) {
+            wki_tensor_unref(n->gacc[i]);
+            n->gacc[i] = NULL;
+        }
+    for (int i = 0; i < n->nin; i++) {
+        wki_node *p = n->edge[i].fn;
+        if (p && --p->deps == 0 && !heap_push(e, p))
+            return false;
+    }
+    if (!e->retain) {
+        n->consumed = 1;
+        wki_node_drop_saved(n);
+    }
+    return true;
+}
+
+static wki_tensor *root_gradient(engine *e, wki_tensor *root, wki_tensor *given) {
+    wk_ctx *c = e->c;
+    if (given) {
+        if (given->ndim != root->ndim || memcmp(given->size, root->size, (size_t)root->ndim * 8)) {
+            char a[128], b[128];
+            wki_fail(c, WK_SHAPE, "gradient of shape %s given for a root of shape %s",
+                     wki_shape_text(a, sizeof a, given->ndim, given->size),
+                     wki_shape_text(b, sizeof b, root->ndim, root->size));
+            return NULL;
+        }
+        return given;
+    }
+    if (root->numel != 1) {
+        char a[128];
+        wki_fail(c, WK_GRAD, "backward from a tensor of shape %s: it must have one element, or a gradient must be given",
+                 wki_shape_text(a, sizeof a, root->ndim, root->size));
+        return NULL;
+    }
+    uint8_t dev = c->dev;
+    c->dev = root->st->dev;
+    wki_tensor *g = wki_full(c, root->size, root->ndim, WK_F32, 1.0);
+    c->dev = dev;
+    return g == c->poison ? NULL : g;
+}
+
+static bool run(engine *e, wki_tensor *const *roots, int nroots, wki_tensor *const *grads) {
+    wk_ctx *c = e->c;
+    for (int i = 0; i < nroots; i++) {
+        if (!(roots[i]->flags & WKI_F_REQ))
+            return wki_fail(c, WK_GRAD, "root %d does not require grad: nothing to differentiate", i);
+        if (roots[i]->fn && !reach(e, roots[i]->fn))
+            return false;
+    }
+    size_t nroot_nodes = e->nall;
+    if (!discover(e))
+        return false;
+    for (int i = 0; i < nroots; i++) {
+        wki_tensor *g = root_gradient(e, roots[i], grads ? grads[i] : NULL);
+        wki_edge to = {.fn = roots[i]->fn, .leaf = roots[i]->fn ? NULL : roots[i], .out_idx = roots[i]->out_idx};
+        if (!g || !deliver(e, &to, g))
+            return false;
+    }
+    for (size_t i = 0; i < nroot_nodes; i++)
+        if (e->all[i]->deps == 0 && !heap_push(e, e->all[i]))
+            return false;
+    while (e->nheap) {
+        wk_scope_begin(c);
+        bool ok = step(e, heap_pop(e));
+        wk_scope_end(c);
+        if (!ok)
+            return false;
+    }
+    return true;
+}
+
+static void cleanup(engine *e) {
+    wk_ctx *c = e->c;
+    for (size_t i = 0; i < e->nall; i++) {
+        wki_node *n = e->all[i];
+        for (int j = 0; j < n->nout; j++)
+            if (n->gacc[j]) {
+                wki_tensor_unref(n->gacc[j]);
+                n->gacc[j] = NULL;
+            }
+        wki_node_release(c, n);
+    }
+    wki_free(c->bw_all);
+    wki_free(c->bw_heap);
+    c->bw_all = e->all;
+    c->cap_bw_all = e->cap_all;
+    c->bw_heap = e->heap;
+    c->cap_bw_heap = e->cap_heap;
+}
+
+static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor *const *grads, wki_tensor **out) {
+    wk_ctx *c = e->c;
+    bool mode = c->grad_mode;
+    e->all = c->bw_all; /* the context keeps the lists, so a steady state allocates nothing */
+    e->cap_all = c->cap_bw_all;
+    e->heap = c->bw_heap;
+    e->cap_heap = c->cap_bw_heap;
+    c->bw_all = c->bw_heap = NULL;
+    c->grad_mode = e->create_graph;
+    c->epoch++;
+    wk_scope_begin(c);
+    bool ok = run(e, roots, nroots, grads);
+    wk_scope_end(c);
+    c->grad_mode = mode;
+    for (int i = 0; i < e->ninputs; i++) {
+        wki_tensor *r = e->result[i];
+        if (r && ok) /* a fresh handle in the caller's scope */
+            out[i] = e->create_graph ? wki_alias(c, r) : wki_detached(c, r);
+        else
+            out[i] = ok ? NULL : c->poison;
+        if (r)
+            wki_tensor_unref(r);
+    }
+    cleanup(e);
+}
+
+void wk_backward(wk_tensor *h) {
+    wki_tensor *loss = wki_enter(h, __builtin_return_address(0));
+    if (!loss || loss->ctx->failed || (loss->flags & WKI_F_POISON))
+        return;
+    wk_ctx *c = loss->ctx;
+    c->cur_op = NULL;
+    engine e = {.c = c};
+    backward(&e, &loss, 1, NULL, NULL);
+}
+
+void wk_backward_options_init(wk_backward_options *o) { *o = (wk_backward_options){.struct_size = sizeof *o}; }
+
+void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_options *o) {
+    const void *caller = __builtin_return_address(0);
+    enum { MAX_ROOTS = 64 };
+    wki_tensor *r[MAX_ROOTS], *g[MAX_ROOTS], *in[MAX_ROOTS], *out[MAX_ROOTS], *res[MAX_ROOTS] = {0};
+    wk_ctx *c = NULL;
+    bool ok = nroots > 0 && nroots <= MAX_ROOTS && o->ninputs <= MAX_ROOTS;
+    for (int i = 0; i < nroots && ok; i++) {
+        r[i] = wki_enter(roots[i], caller);
+        c = c ? c : wk_ctx_of(roots[i]);
+        ok = r[i] != NULL && r[i]->ctx == c;
+    }
+    for (int i = 0; i < nroots && ok && o->grads; i++) {
+        g[i] = o->grads[i] ? wki_enter(o->grads[i], caller) : NULL;
+        ok = !o->grads[i] || (g[i] && g[i]->ctx == c);
+    }
+    int nin = o->inputs ? o->ninputs : 0;
+    for (int i = 0; i < nin && ok; i++) {
+        in[i] = wki_enter(o->inputs[i], caller);
+        ok = in[i] && in[i]->ctx == c;
+    }
+    if (!c)
+        return;
+    if (!ok && !c->failed) {
+        c->cur_op = NULL;
+        wki_fail(c, WK_INVALID, "wk_backward_ex: 1 to %d roots and at most %d inputs, all live handles of one context",
+                 MAX_ROOTS, MAX_ROOTS);
+    }
+    if (c->failed) {
+        for (int i = 0; i < nin; i++)
+            o->out[i] = wki_handle(c->poison);
+        return;
+    }
+    c->cur_op = NULL;
+    engine e = {.c = c,
+                .create_graph = o->create_graph,
+                .retain = o->retain_graph || o->create_graph,
+                .inputs = nin ? in : NULL,
+                .ninputs = nin,
+                .result = res};
+    backward(&e, r, nroots, o->grads ? g : NULL, out);
+    for (int i = 0; i < nin; i++)
+        o->out[i] = out[i] ? wki_handle(out[i]) : NULL;
+}
+
+wk_tensor *wk_grad(wk_tensor *h) {
+    wki_tensor *t = wki_enter(h, __builtin_return_address(0));
+    return t && t->grad ? wki_handle(t->grad) : NULL;
+}
+
+void wki_drop_grad(wki_tensor *t) {
+    wki_tensor *g = t->grad;
+    if (!g || !wki_undo_grad(t->ctx, t))
+        return;
+    t->grad = NULL;
+    wki_tensor_user_down(g);
+}
+
+void wk_zero_grad(wk_tensor *h) {
+    wki_tensor *t = wki_enter(h, __builtin_return_address(0));
+    if (t)
+        wki_drop_grad(t);
+}

@@ -1,0 +1,184 @@
+/* Errors as values: the sticky error of a context, its text and where it came from. Calls base only. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "core/core.h"
+
+extern char **environ;
+
+static const struct {
+    const char *name, *text;
+} statuses[] = {
+#define S(name, text) {"WK_" #name, text},
+#include <wick/status.def>
+#undef S
+};
+static const struct {
+    const char *name;
+    uint8_t bits, kind;
+} dtypes[] = {
+#define D(name, text, bits, kind) {text, bits, kind},
+#include <wick/dtype.def>
+#undef D
+};
+
+const char *wk_status_name(wk_status s) {
+    return (unsigned)s < WK_STATUS_COUNT ? statuses[s].name : "unknown status";
+}
+const char *wk_status_text(wk_status s) {
+    return (unsigned)s < WK_STATUS_COUNT ? statuses[s].text : "unknown status";
+}
+const char *wk_dtype_name(wk_dtype d) { return (unsigned)d < WK_DTYPE_COUNT ? dtypes[d].name : "unknown dtype"; }
+size_t wk_dtype_bits(wk_dtype d) { return (unsigned)d < WK_DTYPE_COUNT ? dtypes[d].bits : 0; }
+int wki_dtype_kind(wk_dtype d) { return (unsigned)d < WK_DTYPE_COUNT ? dtypes[d].kind : 0; }
+
+#define STR2(x) #x
+#define STR(x) STR2(x)
+const char *wk_version(void) {
+    return STR(WK_VERSION_MAJOR) "." STR(WK_VERSION_MINOR) "." STR(WK_VERSION_PATCH);
+}
+
+const char *wki_shape_text(char *buf, size_t n, int ndim, const int64_t *size) {
+    size_t at = 0;
+    at += (size_t)snprintf(buf, n, "(");
+    for (int i = 0; i < ndim && at < n; i++)
+        at += (size_t)snprintf(buf + at, n - at, i ? ", %lld" : "%lld", (long long)size[i]);
+    if (at < n)
+        snprintf(buf + at, n - at, ")");
+    return buf;
+}
+
+/* "file.c:12" by addr2line, when it is installed and the module carries debug information. */
+static bool source_line(const char *module, uintptr_t offset, char *out, size_t n) {
+    char addr[32];
+    int fd[2];
+    snprintf(addr, sizeof addr, "0x%lx", (unsigned long)offset);
+    if (pipe(fd))
+        return false;
+    posix_spawn_file_actions_t fa;
+    posix_spawn_file_actions_init(&fa);
+    posix_spawn_file_actions_adddup2(&fa, fd[1], 1);
+    posix_spawn_file_actions_addopen(&fa, 2, "/dev/null", 1, 0);
+    posix_spawn_file_actions_addclose(&fa, fd[0]);
+    char *argv[] = {(char *)"addr2line", (char *)"-s", (char *)"-e", (char *)module, addr, NULL};
+    pid_t pid;
+    int rc = posix_spawnp(&pid, "addr2line", &fa, NULL, argv, environ);
+    posix_spawn_file_actions_destroy(&fa);
+    close(fd[1]);
+    size_t got = 0;
+    if (!rc) {
+        ssize_t r;
+        while (got < n - 1 && (r = read(fd[0], out + got, n - 1 - got)) > 0)
+            got += (size_t)r;
+        while (waitpid(pid, NULL, 0) < 0)
+            ;
+    }
+    close(fd[0]);
+    out[got] = 0;
+    out[strcspn(out, "\n")] = 0;
+    char *disc = strstr(out, " (discriminator");
+    if (disc)
+        *disc = 0;
+    return got && out[0] != '?' && !strstr(out, ":?") && !strstr(out, ":0");
+}
+
+static void caller_text(const void *caller, char *out, size_t n) {
+    Dl_info di;
+    out[0] = 0;
+    if (!caller || !dladdr(caller, &di) || !di.dli_fname)
+        return;
+    uintptr_t off = (uintptr_t)caller - (uintptr_t)di.dli_fbase - 1; /* inside the call instruction */
+    char line[256];
+    const char *base = strrchr(di.dli_fname, '/');
+    base = base ? base + 1 : di.dli_fname;
+    /* A position-dependent executable's debug information uses absolute addresses. */
+    if (source_line(di.dli_fname, off, line, sizeof line) ||
+        source_line(di.dli_fname, (uintptr_t)caller - 1, line, sizeof line))
+        snprintf(out, n, " [called at %s]", line);
+    else
+        snprintf(out, n, " [called from %s+0x%lx]", base, (unsigned long)off);
+}
+
+bool wki_fail(wk_ctx *c, wk_status s, const char *fmt, ...) {
+    if (c->failed)
+        return false;
+    c->failed = s;
+    c->err.status = s;
+    char text[640];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    snprintf(c->err.message, sizeof c->err.message, "%s%s%s", c->cur_op ? c->cur_op->name : "", c->cur_op ? ": " : "",
+             text);
+    c->err_caller = c->caller;
+    return false;
+}
+
+/* Finding the caller's line costs a process: done once, when somebody reads the message. */
+static void locate(wk_ctx *c) {
+    if (!c->failed || !c->err_caller)
+        return;
+    size_t at = strlen(c->err.message);
+    caller_text(c->err_caller, c->err.message + at, sizeof c->err.message - at);
+    c->err_caller = NULL;
+}
+
+bool wk_failed(wk_ctx *c) { return c->failed != WK_OK; }
+
+const char *wk_message(wk_ctx *c) {
+    locate(c);
+    return c->failed ? c->err.message : "";
+}
+
+wk_status wk_error_take(wk_ctx *c, wk_error *out) {
+    wk_status s = c->failed;
+    if (out) {
+        locate(c);
+        if (s)
+            *out = c->err;
+        else
+            *out = (wk_error){.status = WK_OK};
+    }
+    if (s && !c->call_depth)
+        wki_rec_discard_failed(c);
+    c->failed = WK_OK;
+    return s;
+}
+
+void wk_try_begin(wk_ctx *c) {
+    if (c->try_depth < (int)(sizeof c->try_saved / sizeof *c->try_saved)) {
+        c->try_saved[c->try_depth] = c->err;
+        c->try_saved[c->try_depth].status = c->failed;
+        c->failed = WK_OK;
+    }
+    c->try_depth++;
+}
+
+wk_status wk_try_end(wk_ctx *c, wk_error *out) {
+    if (c->try_depth == 0) {
+        wki_fail(c, WK_STATE, "wk_try_end without a matching wk_try_begin");
+        return WK_STATE;
+    }
+    wk_status s = c->failed;
+    if (out) {
+        locate(c);
+        if (s)
+            *out = c->err;
+        else
+            *out = (wk_error){.status = WK_OK};
+    }
+    c->try_depth--;
+    if (c->try_depth < (int)(sizeof c->try_saved / sizeof *c->try_saved)) {
+        c->err = c->try_saved[c->try_depth];
+        c->failed = c->err.status;
+    }
+    return s;
+}

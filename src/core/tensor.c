@@ -1,0 +1,407 @@
+/* Slots, storages and scopes: who owns a tensor and when it dies. Calls base and the device table. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+
+enum { SLAB_SLOTS = 256, POOL_CHUNK = 64 * 1024 };
+
+typedef struct wki_slab {
+    struct wki_slab *next;
+    wki_tensor *slots;
+} wki_slab;
+
+struct wki_chunk {
+    struct wki_chunk *next;
+};
+
+void *wki_pool_bytes(wk_ctx *c, size_t bytes) {
+    struct wki_chunk *k = wki_malloc(sizeof *k + bytes);
+    if (!k)
+        return NULL;
+    k->next = c->chunks;
+    c->chunks = k;
+    return k + 1;
+}
+
+static bool grow_slots(wk_ctx *c) {
+    wki_slab *s = wki_pool_bytes(c, sizeof *s);
+    wki_tensor *t = s ? wki_aligned(64, SLAB_SLOTS * sizeof *t) : NULL;
+    if (!t)
+        return wki_fail(c, WK_NOMEM, "no host memory for tensor handles");
+    memset(t, 0, SLAB_SLOTS * sizeof *t);
+    s->slots = t;
+    s->next = c->slabs;
+    c->slabs = s;
+    for (int i = SLAB_SLOTS - 1; i >= 0; i--) {
+        t[i].ctx = c;
+        t[i].gen = 1;
+        t[i].st = (wki_storage *)c->free_slots; /* free slots are linked through st */
+        c->free_slots = &t[i];
+    }
+    return true;
+}
+
+void wki_slots_free(wk_ctx *c) {
+    for (wki_slab *s = c->slabs; s; s = s->next)
+        wki_free(s->slots);
+    c->slabs = NULL;
+    for (struct wki_chunk *k = c->chunks, *n; k; k = n) {
+        n = k->next;
+        wki_free(k);
+    }
+    c->chunks = NULL;
+}
+
+static bool push_owned(wk_ctx *c, wki_tensor *t) {
+    if (c->nowned == c->cap_owned) {
+        uint32_t cap = c->cap_owned ? c->cap_owned * 2 : 256;
+        wki_tensor **p = wki_realloc(c->owned, cap * sizeof *p);
+        if (!p)
+            return wki_fail(c, WK_NOMEM, "no host memory for scopes");
+        c->owned = p;
+        c->cap_owned = cap;
+    }
+    c->owned[c->nowned++] = t;
+    t->scope_pos = c->nowned;
+    return true;
+}
+
+wki_tensor *wki_tensor_new(wk_ctx *c) {
+    if (!c->free_slots && !grow_slots(c))
+        return NULL;
+    wki_tensor *t = c->free_slots;
+    wki_storage *next = t->st;
+    if (!push_owned(c, t))
+        return NULL;
+    c->free_slots = (wki_tensor *)next;
+    t->flags = WKI_F_LIVE;
+    t->ndim = 0;
+    t->out_idx = 0;
+    t->self_saved = 0;
+    t->user = 1;
+    t->refs = 0;
+    t->st = NULL;
+    t->fn = NULL;
+    t->grad = NULL;
+    t->off = 0;
+    c->stats.live_tensors++;
+    return t;
+}
+
+/* Gives the slot back once nothing holds it. A generation that would wrap retires its slot for good. */
+static void slot_free(wki_tensor *t) {
+    wk_ctx *c = t->ctx;
+    wki_storage *st = t->st;
+    wki_node *fn = t->fn;
+    wki_tensor *grad = t->grad;
+    t->flags = 0;
+    t->fn = NULL;
+    t->grad = NULL;
+    c->stats.live_tensors--;
+    if (t->gen != 0) {
+        t->st = (wki_storage *)c->free_slots;
+        c->free_slots = t;
+    }
+    if (st)
+        wki_storage_unref(st);
+    if (grad)
+        wki_tensor_user_down(grad);
+    if (fn)
+        wki_node_release(c, fn);
+}
+
+static void settle(wki_tensor *t) {
+    if (t->user > 0)
+        return;
+    if (t->refs == 0) {
+        slot_free(t);
+    } else if (t->refs == t->self_saved && t->fn) {
+        /* Only its own producer still holds it: nobody can start a backward here, so the cycle is cut. */
+        wki_node *fn = t->fn;
+        t->fn = NULL;
+        wki_node_release(t->ctx, fn);
+    }
+}
+
+void wki_tensor_disown(wki_tensor *t) {
+    if (t->scope_pos) {
+        t->ctx->owned[t->scope_pos - 1] = NULL;
+        t->scope_pos = 0;
+    }
+}
+
+void wki_tensor_user_down(wki_tensor *t) {
+    if (t->flags & WKI_F_POISON)
+        return;
+    if (--t->user == 0) {
+        t->gen++;
+        t->flags &= (uint8_t)~WKI_F_KEEP;
+        settle(t);
+    }
+}
+
+void wki_tensor_unref(wki_tensor *t) {
+    t->refs--;
+    settle(t);
+}
+
+void wki_tensor_set_plain(wki_tensor *t) {
+    int64_t n = 1;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        t->stride[i] = n;
+        n *= t->size[i];
+    }
+    t->numel = n;
+    t->flags |= WKI_F_PLAIN;
+}
+
+size_t wki_dtype_size(wk_dtype d) { return wk_dtype_bits(d) / 8; }
+
+/* ---- storages ------------------------------------------------------------------------------------------------------ */
+
+wki_storage *wki_storage_new(wk_ctx *c, wk_device dev, size_t bytes, bool with_data) {
+    wki_storage *s = c->free_storages;
+    if (s) {
+        c->free_storages = (wki_storage *)s->data;
+    } else {
+        int n = POOL_CHUNK / (int)sizeof *s;
+        s = wki_pool_bytes(c, (size_t)n * sizeof *s);
+        if (!s) {
+            wki_fail(c, WK_NOMEM, "no host memory for a storage record");
+            return NULL;
+        }
+        for (int i = n - 1; i > 0; i--) {
+            s[i].data = c->free_storages;
+            c->free_storages = &s[i];
+        }
+    }
+    *s = (wki_storage){.refs = 1, .bytes = bytes, .ctx = c, .dev = (uint8_t)dev};
+    if (with_data && !wki_storage_realize(s)) {
+        s->data = c->free_storages;
+        c->free_storages = s;
+        return NULL;
+    }
+    return s;
+}
+
+bool wki_storage_realize(wki_storage *s) {
+    wk_ctx *c = s->ctx;
+    if (s->bytes) {
+        s->data = wki_devices[s->dev]->alloc(c, s->bytes, c->cur_op ? c->cur_op->name : "tensor");
+        if (!s->data)
+            return false;
+        c->stats.storage_bytes += (int64_t)s->bytes;
+        if (c->stats.storage_bytes > c->stats.storage_peak)
+            c->stats.storage_peak = c->stats.storage_bytes;
+    }
+    s->pending = 0;
+    return true;
+}
+
+static void shared_unref(wk_ctx *c, wki_shared *h) {
+    if (atomic_fetch_sub_explicit(&h->refs, 1, memory_order_acq_rel) == 1) {
+        if (h->data)
+            wki_devices[h->dev]->free(c, h->data, h->bytes);
+        wki_free(h);
+    }
+}
+
+void wki_storage_unref(wki_storage *s) {
+    if (--s->refs)
+        return;
+    wk_ctx *c = s->ctx;
+    if (s->pending)
+        wki_rec_forget(c, s);
+    if (s->data)
+        c->stats.storage_bytes -= (int64_t)s->bytes;
+    if (s->shared)
+        shared_unref(c, s->shared);
+    else if (s->data)
+        wki_devices[s->dev]->free(c, s->data, s->bytes);
+    s->data = c->free_storages;
+    c->free_storages = s;
+}
+
+void wki_storage_bump(wki_storage *s) {
+    if (s->shared)
+        s->version = atomic_fetch_add_explicit(&s->shared->version, 1, memory_order_relaxed) + 1;
+    else
+        s->version++;
+}
+
+uint32_t wki_storage_version(const wki_storage *s) {
+    return s->shared ? atomic_load_explicit(&s->shared->version, memory_order_relaxed) : s->version;
+}
+
+wki_storage *wki_storage_share(wk_ctx *to, wki_storage *s) {
+    if (!s->shared) {
+        wki_shared *h = wki_malloc(sizeof *h);
+        if (!h) {
+            wki_fail(to, WK_NOMEM, "no host memory to share a storage");
+            return NULL;
+        }
+        atomic_init(&h->refs, 1);
+        atomic_init(&h->version, s->version);
+        h->data = s->data;
+        h->bytes = s->bytes;
+        h->dev = (wk_device)s->dev;
+        h->rt = s->ctx->rt;
+        s->shared = h;
+    }
+    wki_storage *n = wki_storage_new(to, (wk_device)s->dev, s->bytes, false);
+    if (!n)
+        return NULL;
+    atomic_fetch_add_explicit(&s->shared->refs, 1, memory_order_relaxed);
+    n->shared = s->shared;
+    n->data = s->data;
+    n->version = s->version;
+    n->pinned = s->pinned;
+    if (n->data)
+        to->stats.storage_bytes += (int64_t)n->bytes;
+    return n;
+}
+
+/* ---- scopes -------------------------------------------------------------------------------------------------------- */
+
+void wk_scope_begin(wk_ctx *c) {
+    if (c->nmarks == c->cap_marks) {
+        uint32_t cap = c->cap_marks ? c->cap_marks * 2 : 64;
+        uint32_t *p = wki_realloc(c->marks, cap * sizeof *p);
+        if (!p) {
+            wki_fail(c, WK_NOMEM, "no host memory for scopes");
+            c->lost_scopes++;
+            return;
+        }
+        c->marks = p;
+        c->cap_marks = cap;
+    }
+    c->marks[c->nmarks++] = c->nowned;
+}
+
+static void scope_unwind(wk_ctx *c, uint32_t mark) {
+    uint32_t n = c->nowned, w = mark;
+    for (uint32_t i = mark; i < n; i++) {
+        wki_tensor *t = c->owned[i];
+        if (!t)
+            continue;
+        if (t->flags & WKI_F_KEEP) {
+            t->flags &= (uint8_t)~WKI_F_KEEP;
+            c->owned[w++] = t;
+            t->scope_pos = w;
+        } else {
+            t->scope_pos = 0;
+            wki_tensor_user_down(t);
+        }
+    }
+    c->nowned = w;
+}
+
+void wk_scope_end(wk_ctx *c) {
+    if (c->lost_scopes) {
+        c->lost_scopes--;
+        return;
+    }
+    if (c->nmarks <= c->scope_floor) {
+        c->cur_op = NULL;
+        c->caller = __builtin_return_address(0);
+        wki_fail(c, WK_STATE, "wk_scope_end without a matching wk_scope_begin");
+        return;
+    }
+    uint32_t mark = c->marks[--c->nmarks];
+    if (c->nowned > mark)
+        scope_unwind(c, mark);
+}
+
+uint32_t wki_scope_floor(wk_ctx *c) {
+    uint32_t old = c->scope_floor;
+    c->scope_floor = c->nmarks;
+    return old;
+}
+
+/* Ends scopes that a user's function left open, down to the floor set by wki_scope_floor, and restores the former one. */
+void wki_scope_floor_end(wk_ctx *c, uint32_t old) {
+    while (c->nmarks > c->scope_floor)
+        wk_scope_end(c);
+    c->scope_floor = old;
+}
+
+void wki_scopes_free(wk_ctx *c) {
+    c->nmarks = 0;
+    c->scope_floor = 0;
+    scope_unwind(c, 0);
+    scope_unwind(c, 0); /* what was marked to be kept in the first pass */
+    wki_free(c->owned);
+    wki_free(c->marks);
+    c->owned = NULL;
+    c->marks = NULL;
+    c->nowned = c->cap_owned = 0;
+}
+
+void wk_drop(wk_tensor *h) {
+    if (!wki_handle_ok(h))
+        return;
+    wki_tensor *t = wki_slot(h);
+    if (t->flags & WKI_F_POISON || !t->scope_pos)
+        return;
+    wki_tensor_disown(t);
+    if (t->ctx->nowned && !t->ctx->owned[t->ctx->nowned - 1] &&
+        (!t->ctx->nmarks || t->ctx->nowned > t->ctx->marks[t->ctx->nmarks - 1]))
+        t->ctx->nowned--; /* keeps a loop of create-and-drop from growing the stack */
+    wki_tensor_user_down(t);
+}
+
+void wk_set(wk_tensor **slot, wk_tensor *t) {
+    if (*slot != t)
+        wk_drop(*slot);
+    *slot = t;
+}
+
+wk_tensor *wk_keep(wk_tensor *h) {
+    wki_tensor *t = wki_enter(h, __builtin_return_address(0));
+    if (t && t->scope_pos)
+        t->flags |= WKI_F_KEEP;
+    return h;
+}
+
+wk_tensor *wk_retain(wk_tensor *h) {
+    wki_tensor *t = wki_enter(h, __builtin_return_address(0));
+    if (t && !(t->flags & WKI_F_POISON))
+        t->user++;
+    return h;
+}
+
+void wk_release(wk_tensor *h) {
+    if (!h)
+        return;
+    wki_tensor *t = wki_enter(h, __builtin_return_address(0));
+    if (!t || t->flags & WKI_F_POISON)
+        return;
+    if (t->scope_pos && t->user == 1) {
+        wki_fail(t->ctx, WK_STATE, "wk_release of a tensor that only its scope owns (use wk_drop)");
+        return;
+    }
+    wki_tensor_user_down(t);
+}
+
+bool wk_alive(wk_ctx *c, const wk_tensor *h) { return wki_handle_ok(h) && wki_slot(h)->ctx == c; }
+
+/* Moves a tensor of a scope that is about to end into the enclosing one: the results of calls. */
+void wki_promote(wk_ctx *c, wki_tensor *t) {
+    if (t->scope_pos && c->nmarks && t->scope_pos > c->marks[c->nmarks - 1])
+        t->flags |= WKI_F_KEEP;
+}
+
+/* At the end of a context: what the user still retains goes too. */
+void wki_tensors_release_all(wk_ctx *c) {
+    for (wki_slab *s = c->slabs; s; s = s->next)
+        for (int i = 0; i < SLAB_SLOTS; i++) {
+            wki_tensor *t = &s->slots[i];
+            if ((t->flags & WKI_F_LIVE) && t->st) {
+                wki_storage *st = t->st;
+                t->st = NULL;
+                t->flags &= (uint8_t)~WKI_F_LIVE;
+                wki_storage_unref(st);
+            }
+        }
+}
