@@ -1,0 +1,171 @@
+/* The bottom of the executor stack: runs an op now on the CPU, or hands it to the recorder (while recording, and always for
+ * devices whose only executor is the plan). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/backend.h"
+#include "ops/bind.h"
+
+const wki_kernel *wki_kernel_find(const wki_launch *l, wk_device dev) {
+    const wki_kernel *k = wki_kernels_of(l->op->id);
+    const char *trace = getenv("WICK_TRACE");
+    bool say = trace && strstr(trace, "dispatch");
+    for (; k && k->op == l->op->id; k++) {
+        if (k->dev != dev)
+            continue;
+        bool ok = !k->ok || k->ok(l);
+        if (say)
+            fprintf(stderr, "wick dispatch: %s on %s: %s %s\n", l->op->name, wk_device_name(dev), k->name,
+                    ok ? "runs" : "does not fit");
+        if (ok)
+            return k;
+    }
+    return NULL;
+}
+
+static void view_of(wki_view *v, const wki_tensor *t) {
+    if (!t) {
+        *v = (wki_view){.slot = -1, .dtype = WK_DTYPE_COUNT};
+        return;
+    }
+    v->data = t->st->data ? (char *)t->st->data + (size_t)t->off * wki_dtype_size((wk_dtype)t->dtype) : NULL;
+    v->slot = -1;
+    v->ndim = t->ndim;
+    v->dtype = t->dtype;
+    v->plain = t->flags & WKI_F_PLAIN;
+    v->numel = t->numel;
+    v->size = t->size;
+    v->stride = t->stride;
+}
+
+bool wki_report_fault(wk_ctx *c, int32_t fault) {
+    const wki_op *op = fault > 0 ? wki_op_by_id(c->rt, (uint32_t)fault - 1) : NULL;
+    if (op)
+        c->cur_op = op;
+    return wki_fail(c, WK_INDEX, "an index is out of range");
+}
+
+enum { MAX_ARGS = 16 };
+
+/* All operands contiguous and of one shape: one dimension, no set-up. */
+static bool flat(const wki_call *k, const wki_loop *loop, wki_loop_run *r) {
+    const wki_tensor *o = k->out[0];
+    if (k->op->klass != WKI_EW || k->nout != 1 || loop->nrng)
+        return false;
+    for (int i = 0; i < k->nin; i++) {
+        const wki_tensor *t = k->in[i];
+        if (!(t->flags & WKI_F_PLAIN) || t->ndim != o->ndim || memcmp(t->size, o->size, (size_t)o->ndim * 8))
+            return false;
+        wki_operand *d = &r->opnd[i];
+        d->data = (char *)t->st->data + (size_t)t->off * wki_dtype_size((wk_dtype)t->dtype);
+        d->dtype = t->dtype;
+        d->stride[0] = 1;
+    }
+    wki_operand *d = &r->opnd[k->nin];
+    d->data = o->st->data;
+    d->dtype = o->dtype;
+    d->stride[0] = 1;
+    r->prog = loop;
+    r->ndim = 1;
+    r->nred = 0;
+    r->col = false;
+    r->size[0] = o->numel;
+    r->logical[0] = 0;
+    return true;
+}
+
+static bool run_loop(wk_ctx *c, wki_call *k, const wki_loop *loop) {
+    wki_loop_run r;
+    float arg[MAX_ARGS];
+    int32_t fault = 0;
+    for (int i = 0; i < k->nva; i++)
+        arg[i] = (float)k->va[i];
+    r.arg = arg;
+    r.seed = c->seed;
+    r.rng_seq = &k->rng_seq;
+    r.fault = &fault;
+    if (!k->op->index_dims && flat(k, loop, &r))
+        return wki_loop_cpu(&r, c->rt->isa, c->rt->pool) ||
+               wki_fail(c, WK_NOMEM, "no host memory for the loop's scratch space");
+    int n = wki_op_tensors(k->op, k->nin, loop);
+    wki_view small[16], *in = k->nin <= 8 ? small : wki_malloc((size_t)k->nin * sizeof *in), out[8];
+    bool ok = in != NULL;
+    if (!ok)
+        return wki_fail(c, WK_NOMEM, "no host memory for %d operands", k->nin);
+    for (int i = 0; i < k->nin; i++)
+        view_of(&in[i], k->in[i]);
+    for (int i = 0; i < k->nout; i++)
+        view_of(&out[i], k->out[i]);
+    for (int t = 0; t < n && ok; t++) {
+        ok = wki_bind(k->op, loop, in, k->nin, out, k->nout, k->ia, t, &r);
+        if (!ok)
+            wki_fail(c, WK_INTERNAL, "operands do not fit the loop program's domain");
+        else if (!(ok = wki_loop_cpu(&r, c->rt->isa, c->rt->pool)))
+            wki_fail(c, WK_NOMEM, "no host memory for the loop's scratch space");
+    }
+    if (in != small)
+        wki_free(in);
+    return ok && (!fault || wki_report_fault(c, fault));
+}
+
+static bool run_kernel(wk_ctx *c, wki_call *k) {
+    wki_view in[8], out[8];
+    if (k->nin > 8 || k->nout > 8)
+        return wki_fail(c, WK_INTERNAL, "too many operands for a kernel");
+    for (int i = 0; i < k->nin; i++)
+        view_of(&in[i], k->in[i]);
+    for (int i = 0; i < k->nout; i++)
+        view_of(&out[i], k->out[i]);
+    wki_launch l = {.c = c, .op = k->op, .nin = k->nin, .nout = k->nout, .in = in, .out = out, .ia = k->ia, .va = k->va};
+    const wki_kernel *kern = wki_kernel_find(&l, WK_CPU);
+    if (!kern)
+        return wki_fail(c, WK_DTYPE, "no CPU kernel for these shapes and dtypes");
+    size_t bytes = kern->workspace ? kern->workspace(&l) : 0;
+    if (bytes && !(l.workspace = wki_devices[WK_CPU]->alloc(c, bytes, k->op->name)))
+        return false;
+    bool ok = kern->run(&l);
+    if (l.workspace)
+        wki_devices[WK_CPU]->free(c, l.workspace, bytes);
+    return ok;
+}
+
+static bool eager(wk_ctx *c, wki_call *k) {
+    for (int i = 0; i < k->nin; i++)
+        if (k->in[i] && __builtin_expect(!k->in[i]->st->data && k->in[i]->st->bytes, 0))
+            return wki_fail(c, WK_STATE, "input %d is the result of a call that failed", i);
+    for (int i = 0; i < k->nout; i++) {
+        wki_tensor *t = k->out[i];
+        t->st = wki_storage_new(c, WK_CPU, (size_t)t->numel * wki_dtype_size((wk_dtype)t->dtype), true);
+        if (!t->st)
+            return false;
+    }
+    if (k->op->flags & WKI_OP_USER)
+        return wki_user_run(c, k);
+    const wki_loop *loop = wki_call_loop(k);
+    return loop ? run_loop(c, k, loop) : run_kernel(c, k);
+}
+
+enum { MAX_PENDING = 65536 }; /* ops that may join a pending segment outside a call before it is run */
+
+static bool apply(wk_ctx *c, wki_call *k, const wki_executor *self) {
+    (void)self;
+    if (k->op->flags & WKI_OP_VIEW)
+        return true;
+    if (wki_recording(c)) {
+        if (!wki_record(c, k))
+            return false;
+        return wki_pending_ops(c) < MAX_PENDING || c->call_depth || wki_flush(c);
+    }
+    wk_device dev = (wk_device)c->dev;
+    for (int i = 0; i < k->nin; i++)
+        if (k->in[i]) {
+            dev = (wk_device)k->in[i]->st->dev;
+            break;
+        }
+    if (dev == WK_CPU)
+        return eager(c, k);
+    return wki_record(c, k) && wki_flush(c);
+}
+
+const wki_executor wki_exec_base = {apply, NULL};

@@ -1,0 +1,199 @@
+/* The decoded form of a recorded segment: build, verify, print. Calls core only. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "graph/graph.h"
+
+const wki_op *wki_op_by_id(wk_runtime *rt, uint32_t id) {
+    if (id < (uint32_t)wki_op_count)
+        return &wki_ops[id];
+    wki_runtime_lock(rt);
+    uint32_t u = id - (uint32_t)wki_op_count;
+    const wki_op *op = u < (uint32_t)rt->nuser_ops ? rt->user_ops[u] : NULL;
+    wki_runtime_unlock(rt);
+    return op;
+}
+
+void wki_graph_free(wki_graph *g) {
+    if (!g)
+        return;
+    wki_free(g->node);
+    wki_free(g->ref);
+    wki_free(g->buf);
+    wki_free(g->key);
+    wki_free(g);
+}
+
+bool wki_node_writes(const wki_gnode *n, int i) {
+    if (n->op->writes_fn) {
+        wki_call k = {.op = n->op, .nin = n->nin, .nout = n->nout, .nia = n->nia, .ia = n->ia};
+        return n->op->writes_fn(&k, i);
+    }
+    return i < 32 && (n->op->writes >> i & 1);
+}
+
+static void contiguous(wki_gref *f) {
+    int64_t n = 1;
+    for (int i = f->ndim - 1; i >= 0; i--) {
+        f->stride[i] = n;
+        n *= f->size[i];
+    }
+    f->numel = n;
+    f->plain = true;
+}
+
+/* Reads one reference; `whole` remembers every buffer's whole shape. */
+static const uint64_t *decode_ref(const uint64_t *p, wki_gref *f, wki_graph *g, wki_gref *whole) {
+    uint64_t w = *p++;
+    if ((w & 3) == WKI_REF_ABSENT) {
+        *f = (wki_gref){.buf = -1, .dtype = WK_DTYPE_COUNT};
+        return p;
+    }
+    uint32_t b = (uint32_t)(w >> 32);
+    wki_gbuf *gb = &g->buf[b];
+    if (w & WKI_REF_NEW) {
+        gb->external = 1;
+        gb->dtype = (uint8_t)(w >> 12 & 15);
+        gb->pinned = (w & WKI_REF_PINNED) != 0;
+        gb->root = (w & WKI_REF_ALIAS) ? (int32_t)*p++ : (int32_t)b;
+    }
+    if ((w & 3) == WKI_REF_WHOLE) {
+        *f = whole[b];
+        return p;
+    }
+    f->buf = (int32_t)b;
+    f->ndim = (uint8_t)(w >> 8 & 15);
+    f->dtype = (uint8_t)(w >> 12 & 15);
+    f->off = (int64_t)*p++;
+    for (int i = 0; i < f->ndim; i++)
+        f->size[i] = (int64_t)*p++;
+    contiguous(f);
+    if ((w & 3) == WKI_REF_STRIDED) {
+        f->plain = false;
+        for (int i = 0; i < f->ndim; i++)
+            f->stride[i] = (int64_t)*p++;
+    }
+    if (w & WKI_REF_DECL)
+        whole[b] = *f;
+    if (gb->external) {
+        int64_t last = f->off;
+        for (int i = 0; i < f->ndim; i++)
+            last += (f->size[i] - 1) * f->stride[i];
+        int64_t bytes = f->numel ? (last + 1) * (int64_t)wki_dtype_size((wk_dtype)f->dtype) : 0;
+        if (bytes > gb->bytes)
+            gb->bytes = bytes;
+    }
+    return p;
+}
+
+wki_graph *wki_graph_decode(wk_ctx *c, const wki_recorder *r) {
+    wki_graph *g = wki_calloc(1, sizeof *g);
+    wki_gref *whole = wki_calloc(r->nbuf + 1, sizeof *whole);
+    if (!g || !whole)
+        goto nomem;
+    g->dev = (wk_device)r->dev;
+    g->node = wki_calloc(r->nops + 1, sizeof *g->node);
+    g->ref = wki_calloc(r->nref + 1, sizeof *g->ref);
+    g->buf = wki_calloc(r->nbuf + 1, sizeof *g->buf);
+    g->key = wki_malloc(r->nkey * sizeof *g->key);
+    if (!g->node || !g->ref || !g->buf || !g->key)
+        goto nomem;
+    g->nkey = r->nkey;
+    g->nval = (int)r->nval;
+    memcpy(g->key, r->key, r->nkey * sizeof *g->key);
+    const uint64_t *p = g->key;
+    const int64_t *m = r->meta;
+    uint32_t nb = 0, va = 0;
+    for (uint32_t o = 0; o < r->nops; o++) {
+        wki_gnode *n = &g->node[g->nnode++];
+        uint64_t h = *p++;
+        n->op = wki_op_by_id(c->rt, (uint32_t)(h & 0xffff));
+        n->nin = (uint16_t)(h >> 16);
+        n->nout = (uint8_t)(h >> 32);
+        n->nia = (uint16_t)(h >> 40);
+        n->nva = (uint8_t)(h >> 56);
+        n->ref0 = g->nref;
+        n->va0 = (int32_t)va;
+        n->rng = -1;
+        va += n->nva;
+        for (int i = 0; i < n->nin; i++) {
+            wki_gref *f = &g->ref[g->nref++];
+            p = decode_ref(p, f, g, whole);
+            if (f->buf >= (int32_t)nb)
+                nb = (uint32_t)f->buf + 1;
+        }
+        n->ia = (const int64_t *)p;
+        p += n->nia;
+        if (n->op->flags & WKI_OP_RNG)
+            n->rng = (int32_t)*p++;
+        for (int i = 0; i < n->nout; i++) {
+            wki_gref *f = &g->ref[g->nref++];
+            f->buf = (int32_t)nb++;
+            f->dtype = (uint8_t)(*m >> 8);
+            f->ndim = (uint8_t)(*m++ & 255);
+            for (int d = 0; d < f->ndim; d++)
+                f->size[d] = *m++;
+            contiguous(f);
+            whole[f->buf] = *f;
+            g->buf[f->buf] = (wki_gbuf){.dtype = f->dtype,
+                                        .root = f->buf,
+                                        .live = r->buf[f->buf].st != NULL,
+                                        .bytes = f->numel * (int64_t)wki_dtype_size((wk_dtype)f->dtype)};
+        }
+        for (int i = 0; i < n->nin; i++)
+            if (g->ref[n->ref0 + i].buf >= 0 && wki_node_writes(n, i))
+                g->buf[g->buf[g->ref[n->ref0 + i].buf].root].written = 1;
+    }
+    g->nbuf = (int)nb;
+    wki_free(whole);
+    return g;
+nomem:
+    wki_free(whole);
+    wki_graph_free(g);
+    wki_fail(c, WK_NOMEM, "no host memory to decode a recording of %u ops", r->nops);
+    return NULL;
+}
+
+bool wki_graph_verify(wk_ctx *c, const wki_graph *g) {
+    for (int i = 0; i < g->nnode; i++) {
+        const wki_gnode *n = &g->node[i];
+        for (int j = 0; j < n->nin + n->nout; j++) {
+            const wki_gref *f = &g->ref[n->ref0 + j];
+            if (f->buf < 0)
+                continue;
+            if (f->buf >= g->nbuf)
+                return wki_fail(c, WK_INTERNAL, "graph: op %d (%s) refers to buffer %d of %d", i, n->op->name, f->buf, g->nbuf);
+            int64_t lo = f->off, hi = f->off;
+            for (int d = 0; d < f->ndim; d++)
+                *(f->stride[d] < 0 ? &lo : &hi) += (f->size[d] - 1) * f->stride[d];
+            if (f->numel && (lo < 0 || (hi + 1) * (int64_t)wki_dtype_size((wk_dtype)f->dtype) > g->buf[f->buf].bytes))
+                return wki_fail(c, WK_INTERNAL, "graph: op %d (%s) reaches outside buffer %d", i, n->op->name, f->buf);
+        }
+    }
+    return true;
+}
+
+void wki_graph_print(const wki_graph *g) {
+    for (int i = 0; i < g->nnode; i++) {
+        const wki_gnode *n = &g->node[i];
+        if (n->dead)
+            continue;
+        fprintf(stderr, "%4d ", i);
+        for (int j = 0; j < n->nout; j++) {
+            const wki_gref *f = &g->ref[n->ref0 + n->nin + j];
+            char text[128];
+            fprintf(stderr, "%%%d%s:%s%s ", f->buf, g->buf[f->buf].live ? "!" : "", wk_dtype_name((wk_dtype)f->dtype),
+                    wki_shape_text(text, sizeof text, f->ndim, f->size));
+        }
+        fprintf(stderr, "= %s(", n->op->name);
+        for (int j = 0; j < n->nin; j++) {
+            const wki_gref *f = &g->ref[n->ref0 + j];
+            if (f->buf < 0)
+                fprintf(stderr, "%s-", j ? ", " : "");
+            else
+                fprintf(stderr, "%s%s%d%s", j ? ", " : "", g->buf[f->buf].external ? "@" : "%", f->buf, f->plain ? "" : "~");
+        }
+        fprintf(stderr, ")\n");
+    }
+}

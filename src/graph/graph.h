@@ -1,0 +1,102 @@
+/* The recorder and the recorded graph.
+ *
+ * While a context records, every op appends a few words to a key stream; nothing else is built. The stream is at once the
+ * plan's exact key (compared word by word on a hit) and the recorded program (decoded into a wki_graph on a miss). Views
+ * are never recorded: an op that reads a view writes down how it looks at its buffer. So a graph is a list of ops over
+ * buffers, in program order; in-place ops write buffers that exist.
+ *
+ * Stream of one op: a head word, per input a reference (below), the structural attribute words, and for RNG ops the
+ * sequence number relative to the segment's start. Outputs take the next buffer numbers. A reference is one word
+ *   bits 0-1 kind: 0 absent, 1 the buffer's whole shape, 2 contiguous, 3 strided; bit 2 declares the whole shape; bit 4 first use of an external buffer,
+ *   bit 5 pinned, bit 6 16-byte aligned, bit 7 shares its storage with an earlier external buffer; bits 8-11 ndim,
+ *   12-15 dtype, 32-63 buffer
+ * followed, as bit 7 says, by that earlier buffer, and for kinds 2 and 3 by offset, sizes (and strides).
+ */
+#ifndef WKI_GRAPH_H
+#define WKI_GRAPH_H
+
+#include "core/core.h"
+
+typedef struct wki_rbuf {
+    wki_storage *st;    /* NULL when it died while pending */
+    int64_t off;        /* external: elements into the storage; an argument, not part of the key */
+    uint32_t root;      /* first buffer of the same storage (itself, mostly) */
+    uint32_t next_same; /* next external buffer of the storage with another offset + 1; 0: none */
+    uint8_t external, whole, dtype;
+} wki_rbuf;
+
+struct wki_recorder {
+    uint32_t epoch; /* of the current segment; storages carry it when they have a buffer here */
+    uint8_t dev;
+    bool in_call;
+    uint32_t nops;
+    uint64_t *key;
+    size_t nkey, cap_key;
+    int64_t *meta; /* per output: dtype << 8 | ndim, sizes; follows from the key, so not part of it */
+    size_t nmeta, cap_meta;
+    wki_rbuf *buf;
+    uint32_t nbuf, cap_buf;
+    double *val; /* VALUE attributes in order of use */
+    uint32_t nval, cap_val;
+    uint32_t nref;      /* inputs + outputs */
+    uint64_t rng_start; /* the context's sequence number when the segment began */
+    void **ptr;         /* scratch of a flush: one address per buffer */
+    uint32_t cap_ptr;
+};
+
+enum { WKI_REF_ABSENT, WKI_REF_WHOLE, WKI_REF_PLAIN, WKI_REF_STRIDED };
+enum { WKI_REF_DECL = 4, WKI_REF_NEW = 16, WKI_REF_PINNED = 32, WKI_REF_ALIGNED = 64, WKI_REF_ALIAS = 128 };
+
+/* ---- decoded form --------------------------------------------------------------------------------------------------- */
+
+typedef struct wki_gref {
+    int32_t buf; /* -1: absent */
+    uint8_t ndim, dtype;
+    bool plain;
+    int64_t off, numel;
+    int64_t size[WK_MAX_DIMS], stride[WK_MAX_DIMS];
+} wki_gref;
+
+typedef struct wki_gnode {
+    const wki_op *op;
+    uint16_t nin, nout;
+    uint16_t nia, nva;
+    bool dead;
+    int32_t ref0; /* inputs, then outputs, in graph->ref */
+    int32_t va0;  /* first VALUE attribute in the segment's list */
+    int32_t rng;  /* relative sequence number, -1: none */
+    const int64_t *ia;
+} wki_gnode;
+
+typedef struct wki_gbuf {
+    uint8_t external, live, pinned, dtype, written;
+    int32_t root; /* hazards are between buffers of one root */
+    int64_t bytes;
+} wki_gbuf;
+
+typedef struct wki_graph {
+    wk_device dev;
+    int nnode, nbuf, nref, nval;
+    wki_gnode *node;
+    wki_gref *ref;
+    wki_gbuf *buf;
+    uint64_t *key; /* a copy of the stream; ia points into it */
+    size_t nkey;
+} wki_graph;
+
+/* Decodes the recorder's segment (live bits appended). NULL after wki_fail. */
+wki_graph *wki_graph_decode(wk_ctx *c, const wki_recorder *r);
+void wki_graph_free(wki_graph *g);
+/* Does input i of the node write its buffer in place? */
+bool wki_node_writes(const wki_gnode *n, int i);
+/* Checks that buffers are defined before use and references lie inside them; false after wki_fail(WK_INTERNAL). */
+bool wki_graph_verify(wk_ctx *c, const wki_graph *g);
+/* One line per op, for WICK_TRACE=graph. */
+void wki_graph_print(const wki_graph *g);
+
+const wki_op *wki_op_by_id(wk_runtime *rt, uint32_t id);
+
+/* Ends the segment: buffers forget it. `ok` false: pending storages are marked failed. */
+void wki_rec_reset(wk_ctx *c, bool ok);
+
+#endif

@@ -1,0 +1,27 @@
+/* From an op and its operands to one execution of its loop program. The only place that knows how operands of EW and ROW
+ * ops map onto the program's domain; eager and the compiler both use it. */
+#ifndef WKI_BIND_H
+#define WKI_BIND_H
+
+#include "backend/backend.h"
+
+/* Dimensions a ROW op reduces, as a mask over its domain's logical dimensions; 0 for other classes. */
+uint32_t wki_op_redmask(const wki_op *op, const int64_t *ia, int ndim);
+
+/* Number of tensors a multi-tensor in-place op works on: its inputs come in `nload` roles of that many. 1 otherwise. */
+int wki_op_tensors(const wki_op *op, int nin, const wki_loop *loop);
+
+/* Which input the j-th store of an in-place op's program goes to. */
+int wki_store_role(const wki_op *op, int j);
+
+/* Strides of an operand over the logical dimensions of a domain; false when its shape does not fit. `drop`: reduced
+   dimensions are absent from the operand (no keepdim). */
+bool wki_map_operand(int ndim, const int64_t *size, const int64_t *stride, int nd, const int64_t *dom, uint32_t red,
+                     bool row_class, int64_t *out);
+
+/* Sets up the run of tensor `which` (0 for ordinary ops): domain, order, operands, `col`. Does not touch arg, rng_seq, seed
+   and fault. Views' `data` become the operands' addresses as they are. */
+bool wki_bind(const wki_op *op, const wki_loop *loop, const wki_view *in, int nin, const wki_view *out, int nout,
+              const int64_t *ia, int which, wki_loop_run *r);
+
+#endif
