@@ -21,28 +21,44 @@ static inline uint64_t load64(const unsigned char *p) {
     return v;
 }
 
+static inline uint64_t load32(const unsigned char *p) {
+    uint32_t v;
+    memcpy(&v, p, 4);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    v = __builtin_bswap32(v);
+#endif
+    return v;
+}
+
 static inline uint64_t mix(uint64_t a, uint64_t b) {
     __uint128_t w = (__uint128_t)a * b;
     return ((uint64_t)w ^ a) + ((uint64_t)(w >> 64) ^ b);
 }
 
-/* The last 0 to 16 bytes as two words. Below 8 bytes the words are zero-extended; the length, mixed in by the
- * caller, tells padded inputs apart. */
-static inline void load_tail(const unsigned char *p, size_t n, uint64_t *a, uint64_t *b) {
+/* 0 to 16 bytes as two words that together hold each byte, some twice; one length, one layout. */
+static inline void load_short(const unsigned char *p, size_t n, uint64_t *a, uint64_t *b) {
     if (n >= 8) {
         *a = load64(p);
         *b = load64(p + n - 8);
-        return;
+    } else if (n >= 4) {
+        *a = load32(p);
+        *b = load32(p + n - 4);
+    } else {
+        *a = n ? (uint64_t)p[0] | (uint64_t)p[n / 2] << 8 | (uint64_t)p[n - 1] << 16 : 0;
+        *b = 0;
     }
-    *a = *b = 0;
-    for (size_t i = 0; i < n; i++)
-        *a |= (uint64_t)p[i] << 8 * i;
 }
 
+/* The length enters at the start, so what the words of two lengths have in common does no harm. The last 16
+ * bytes of an input of 17 or more are read as such, overlapping what went before. */
 uint64_t wki_hash(const void *data, size_t n, uint64_t seed) {
     const unsigned char *p = data;
-    const uint64_t length = n;
-    uint64_t h = mix(seed ^ K0, K1);
+    uint64_t h = mix(seed ^ K0, (uint64_t)n ^ K1), a, b;
+    if (n <= 16) {
+        load_short(p, n, &a, &b);
+        return mix(mix(a ^ K2, b ^ h) ^ K5, K3);
+    }
+    const unsigned char *last = p + n - 16;
     if (n > 64) {
         uint64_t h1 = h ^ K2, h2 = h ^ K3, h3 = h ^ K4;
         do {
@@ -55,10 +71,12 @@ uint64_t wki_hash(const void *data, size_t n, uint64_t seed) {
         } while (n > 64);
         h = mix(h ^ K5, h1) ^ mix(h2 ^ K0, h3);
     }
-    for (; n > 16; p += 16, n -= 16)
-        h = mix(load64(p) ^ K2, load64(p + 8) ^ h);
-    uint64_t a, b;
-    load_tail(p, n, &a, &b);
-    h = mix(a ^ K1, b ^ h);
-    return mix(mix(h ^ K3, length ^ K4), K5);
+    uint64_t s = h;
+    if (n > 48)
+        s += mix(load64(p + 32) ^ K0, load64(p + 40) ^ h);
+    if (n > 32)
+        s += mix(load64(p + 16) ^ K1, load64(p + 24) ^ h);
+    if (n > 16)
+        s += mix(load64(p) ^ K4, load64(p + 8) ^ h);
+    return mix(mix(load64(last) ^ K2, load64(last + 8) ^ s) ^ K5, K3);
 }
