@@ -1,5 +1,6 @@
-/* The test runner: registration, checks, random inputs, one process per test, the report. What a test finds goes
- * into one record in shared memory, so that it outlives the test's process. May call the C library and POSIX. */
+/* The test runner: registration, checks, random inputs, one process per test, the report. What a test finds
+ * goes into one record in shared memory, so that it outlives the test's process. May call the C library and
+ * POSIX. */
 #include "harness.h"
 
 #include <errno.h>
@@ -18,8 +19,8 @@
 
 enum { SHOWN_FAILURES = 8, MAX_FILTERS = 16, DEFAULT_TIMEOUT_S = 600, EXIT_NOTHING_RAN = 3 };
 
-/* What one test reported. The two `at` members hold the last place a check was made: after a fork the addresses
- * of string constants are the same in both processes. */
+/* What one test reported. The two `at` members hold the last place a check was made: after a fork the
+ * addresses of string constants are the same in both processes. */
 typedef struct {
     _Atomic int failures, skipped, finished;
     _Atomic(const char *) at_file;
@@ -56,7 +57,8 @@ double wkt_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* ---- Random inputs ---------------------------------------------------------------------------------------- */
+/* ---- Random inputs ----------------------------------------------------------------------------------------
+ */
 
 static uint64_t scramble(uint64_t x) {
     x += 0x193ea7aad030a977u;
@@ -89,7 +91,10 @@ uint64_t wkt_u64(void) {
 
 uint64_t wkt_below(uint64_t n) { return (uint64_t)(((__uint128_t)wkt_u64() * n) >> 64); }
 
-int64_t wkt_range(int64_t lo, int64_t hi) { return (int64_t)((uint64_t)lo + wkt_below((uint64_t)hi - (uint64_t)lo + 1)); }
+int64_t wkt_range(int64_t lo, int64_t hi) {
+    uint64_t span = (uint64_t)hi - (uint64_t)lo + 1; /* 0 stands for all 2^64 values */
+    return (int64_t)((uint64_t)lo + (span ? wkt_below(span) : wkt_u64()));
+}
 
 double wkt_uniform(double lo, double hi) { return lo + (hi - lo) * ((double)(wkt_u64() >> 11) * 0x1p-53); }
 
@@ -108,7 +113,8 @@ void wkt_fill_normal(float *p, size_t n, double scale) {
         p[i] = (float)(scale * wkt_normal());
 }
 
-/* ---- Checks ----------------------------------------------------------------------------------------------- */
+/* ---- Checks -----------------------------------------------------------------------------------------------
+ */
 
 static void at(const char *file, int line) {
     atomic_store_explicit(&run.rec->at_file, file, memory_order_relaxed);
@@ -177,7 +183,8 @@ bool wkt_check_near(double a, double b, double tol, const char *file, int line, 
     at(file, line);
     bool ok = a == b || fabs(a - b) <= tol;
     if (!ok)
-        wkt_fail(file, line, "%s: %.17g and %.17g differ by %.3g, more than %.3g", text, a, b, fabs(a - b), tol);
+        wkt_fail(file, line, "%s: %.17g and %.17g differ by %.3g, more than %.3g", text, a, b, fabs(a - b),
+                 tol);
     return ok;
 }
 
@@ -195,7 +202,8 @@ bool wkt_check_mem(const void *a, const void *b, size_t n, const char *file, int
     for (size_t i = 0; i < n; i++) {
         if (p[i] == q[i])
             continue;
-        wkt_fail(file, line, "%s: byte %zu of %zu is %#x, not %#x", text, i, n, (unsigned)p[i], (unsigned)q[i]);
+        wkt_fail(file, line, "%s: byte %zu of %zu is %#x, not %#x", text, i, n, (unsigned)p[i],
+                 (unsigned)q[i]);
         return false;
     }
     return true;
@@ -217,12 +225,13 @@ bool wkt_check_near_f32(const float *a, const float *b, size_t n, double atol, d
             most = excess, worst = i;
     }
     if (bad)
-        wkt_fail(file, line, "%s: %zu of %zu differ, worst [%zu]: %.9g is not %.9g (atol %.3g, rtol %.3g)", text,
-                 bad, n, worst, (double)a[worst], (double)b[worst], atol, rtol);
+        wkt_fail(file, line, "%s: %zu of %zu differ, worst [%zu]: %.9g is not %.9g (atol %.3g, rtol %.3g)",
+                 text, bad, n, worst, (double)a[worst], (double)b[worst], atol, rtol);
     return !bad;
 }
 
-/* ---- Report ----------------------------------------------------------------------------------------------- */
+/* ---- Report -----------------------------------------------------------------------------------------------
+ */
 
 static void print_json_string(const char *s) {
     putchar('"');
@@ -260,20 +269,22 @@ static void report(const char *died, double seconds) {
         wkt_fail(file, line, "%s (the last check reached, or the test's first line)", died);
     if (failures > SHOWN_FAILURES) {
         size_t n = strlen(run.rec->text);
-        snprintf(run.rec->text + n, sizeof run.rec->text - n, "%d more failures\n", failures - SHOWN_FAILURES);
+        snprintf(run.rec->text + n, sizeof run.rec->text - n, "%d more failures\n",
+                 failures - SHOWN_FAILURES);
     }
     if (run.json) {
         printf("{\"test\": \"%s.%s\", \"file\": ", t->group, t->name);
         print_json_string(t->file);
-        printf(", \"line\": %d, \"outcome\": \"%s\", \"ms\": %.3f, \"text\": ", t->line, outcome, 1e3 * seconds);
+        printf(", \"line\": %d, \"outcome\": \"%s\", \"ms\": %.3f, \"text\": ", t->line, outcome,
+               1e3 * seconds);
         print_json_string(run.rec->text);
         puts("}");
     } else if (*outcome != 'p' || run.verbose) {
         printf("%s %s.%s (%.0f ms)\n", outcome, t->group, t->name, 1e3 * seconds);
         print_text();
         if (*outcome == 'f')
-            printf("  again: WICK_TEST_SEED=%llu ... --filter %s.%s\n", (unsigned long long)run.seed, t->group,
-                   t->name);
+            printf("  again: WICK_TEST_SEED=%llu ... --filter %s.%s\n", (unsigned long long)run.seed,
+                   t->group, t->name);
     }
     fflush(stdout);
 }
@@ -292,7 +303,8 @@ static int close_report(void) {
     return run.failed ? 1 : run.passed ? 0 : EXIT_NOTHING_RAN;
 }
 
-/* ---- Running ---------------------------------------------------------------------------------------------- */
+/* ---- Running ----------------------------------------------------------------------------------------------
+ */
 
 /* A crash of a test that shares this process: the report is still written, from a place where little is safe,
  * which is as good as it gets, and the run ends. */
@@ -325,7 +337,8 @@ static void catch_crashes(void) {
     else
         sigaltstack(&alt, NULL);
     for (size_t i = 0; i < sizeof fatal / sizeof *fatal; i++)
-        if (!sanitized || fatal[i] == SIGALRM || fatal[i] == SIGABRT) /* the rest are the sanitizer's to print */
+        if (!sanitized || fatal[i] == SIGALRM ||
+            fatal[i] == SIGABRT) /* the rest are the sanitizer's to print */
             sigaction(fatal[i], &act, NULL);
 }
 
@@ -353,7 +366,8 @@ static const char *run_forked(const wkt_test *t) {
     else if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
         snprintf(died, sizeof died, "ran past %u s", run.timeout_s);
     else if (WIFSIGNALED(status))
-        snprintf(died, sizeof died, "killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+        snprintf(died, sizeof died, "killed by signal %d (%s)", WTERMSIG(status),
+                 strsignal(WTERMSIG(status)));
     else if (!run.rec->finished || WEXITSTATUS(status))
         snprintf(died, sizeof died, "exited with status %d", WEXITSTATUS(status));
     else
@@ -439,10 +453,11 @@ static uint64_t env_number(const char *name, uint64_t otherwise) {
 int main(int argc, char **argv) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    run.seed = env_number("WICK_TEST_SEED",
-                          scramble((uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec + (uint64_t)getpid()));
+    run.seed = env_number("WICK_TEST_SEED", scramble((uint64_t)now.tv_sec * 1000000000u +
+                                                     (uint64_t)now.tv_nsec + (uint64_t)getpid()));
     run.timeout_s = (unsigned)env_number("WICK_TEST_TIMEOUT", DEFAULT_TIMEOUT_S);
-    run.require = getenv("WICK_REQUIRE_CUDA") && *getenv("WICK_REQUIRE_CUDA");
+    const char *require = getenv("WICK_REQUIRE_CUDA");
+    run.require = require && *require;
     run.fork = __sanitizer_set_death_callback == NULL;
     int status = parse(argc, argv);
     if (status >= 0)

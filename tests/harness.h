@@ -1,6 +1,6 @@
-/* The test harness. A test file includes this, writes TEST(group, name) { ... } and is picked up by the build;
- * the program's main lives in harness.c. May call the C library and POSIX alone, so it serves both the tests of
- * internals and the tests that see only the public header. */
+/* The test harness. A test file includes this, writes TEST(group, name) { ... } and is picked up by the
+ * build; the program's main lives in harness.c. May call the C library and POSIX alone, so it serves both the
+ * tests of internals and the tests that see only the public header. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,8 +13,8 @@ typedef struct wkt_test {
     struct wkt_test *next;
 } wkt_test;
 
-/* Defines and registers the test "group.name". It fails when a check in it fails, and when it crashes, exits or
- * runs past its time. */
+/* Defines and registers the test "group.name". It fails when a check in it fails, and when it crashes, exits
+ * or runs past its time. */
 #define TEST(group_, name_)                                                                                  \
     static void wkt_run_##group_##_##name_(void);                                                            \
     __attribute__((constructor)) static void wkt_add_##group_##_##name_(void) {                              \
@@ -41,7 +41,9 @@ typedef struct wkt_test {
 /* As CHECK, and returns from the function it stands in when it fails; that function returns void. */
 #define REQUIRE(cond)                                                                                        \
     do {                                                                                                     \
-        if (!wkt_check(!!(cond), __FILE__, __LINE__, "REQUIRE(" #cond ")"))                                  \
+        bool wkt_held = !!(cond);                                                                            \
+        wkt_check(wkt_held, __FILE__, __LINE__, "REQUIRE(" #cond ")");                                       \
+        if (!wkt_held)                                                                                       \
             return;                                                                                          \
     } while (0)
 
@@ -70,10 +72,10 @@ void wkt_fail(const char *file, int line, const char *format, ...) __attribute__
  * failure repeats under WICK_TEST_SEED alone or with the others. Call them from the test's own thread. */
 uint64_t wkt_seed(void);
 uint64_t wkt_u64(void);
-uint64_t wkt_below(uint64_t n);                  /* 0 .. n-1; n is at least 1 */
-int64_t wkt_range(int64_t lo, int64_t hi);       /* lo .. hi, both included */
-double wkt_uniform(double lo, double hi);        /* lo <= x < hi */
-double wkt_normal(void);                         /* mean 0, variance 1 */
+uint64_t wkt_below(uint64_t n);            /* 0 .. n-1; n is at least 1 */
+int64_t wkt_range(int64_t lo, int64_t hi); /* lo .. hi, both included */
+double wkt_uniform(double lo, double hi);  /* lo <= x < hi */
+double wkt_normal(void);                   /* mean 0, variance 1 */
 void wkt_fill_uniform(float *p, size_t n, double lo, double hi);
 void wkt_fill_normal(float *p, size_t n, double scale);
 

@@ -1,4 +1,5 @@
-/* Buffers that end at a page which cannot be touched, so that a read or write past the end crashes the test. */
+/* Buffers that end at a page which cannot be touched, so that a read or write past the end crashes the test.
+ */
 #pragma once
 #include <stddef.h>
 

@@ -1,5 +1,6 @@
 /* Allocation with counters and fault injection. The counters are the one process-wide state of the library:
- * they are what tests compare before and after, so they cannot belong to a context. May call the C library. */
+ * they are what tests compare before and after, so they cannot belong to a context. May call the C library.
+ */
 #include "base/alloc.h"
 
 #include <stdatomic.h>
