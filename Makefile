@@ -8,7 +8,7 @@ DEMOFLAGS ?=
 
 # A sanitizer's reports end the test that caused them.
 export ASAN_OPTIONS ?= detect_stack_use_after_return=1:allocator_may_return_null=1
-export UBSAN_OPTIONS ?= print_stacktrace=1
+export UBSAN_OPTIONS ?= print_stacktrace=1:abort_on_error=1
 export TSAN_OPTIONS ?= halt_on_error=1
 
 .DEFAULT_GOAL := help
@@ -51,9 +51,10 @@ asan:
 ubsan:
 	@$(MAKE) --no-print-directory test BUILD=build-ubsan CMAKE_ARGS=-DWICK_SANITIZE=undefined
 
-# Address space layout randomisation is off here: with some kernels it leaves the sanitizer no room for its map.
+# Without address space randomisation, where that may be switched off: with some kernels it leaves this sanitizer
+# no room for its map.
 tsan:
-	@setarch -R $(MAKE) --no-print-directory test BUILD=build-tsan CMAKE_ARGS=-DWICK_SANITIZE=thread
+	@$(shell setarch -R true 2>/dev/null && echo setarch -R) $(MAKE) --no-print-directory test BUILD=build-tsan CMAKE_ARGS=-DWICK_SANITIZE=thread
 
 # A machine with a GPU may have only what was built elsewhere.
 gpu-check:

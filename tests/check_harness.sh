@@ -54,7 +54,7 @@ check harness.json says 1 '\{"test": "bad\.check_str", .*"outcome": "failed", .*
 check harness.seed repeats_by_seed
 
 check harness.segv says 1 'failed dies\.segv .*' --fork --filter dies.segv
-check harness.segv_place says 1 "${at}killed by signal 11 .*" --fork --filter dies.segv
+check harness.segv_place says 1 "${at}(killed by signal 11|exited with status [1-9]).*" --fork --filter dies.segv
 check harness.abort says 1 "${at}killed by signal 6 .*" --fork --filter dies.aborts
 check harness.exit says 1 "${at}exited with status 0 .*" --fork --filter dies.exits
 check harness.hang says 1 "${at}ran past 2 s .*" --fork --filter dies.hangs

@@ -306,25 +306,24 @@ static int close_report(void) {
 /* ---- Running ----------------------------------------------------------------------------------------------
  */
 
-/* A crash of a test that shares this process: the report is still written, from a place where little is safe,
- * which is as good as it gets, and the run ends. */
-static void on_signal(int sig) {
+/* The end of a run whose test took this process with it. The report is written from a place where little is
+ * safe, which is as good as it gets; once, for a sanitizer may go on to abort. */
+static void report_death(const char *died) {
     static volatile sig_atomic_t entered;
-    if (!entered++ && run.current) {
-        char died[64];
-        snprintf(died, sizeof died, "killed by signal %d", sig);
-        report(died, 0);
-        close_report();
-    }
+    if (entered++ || !run.current || run.rec->finished)
+        return;
+    report(died, 0);
+    close_report();
+}
+
+static void on_signal(int sig) {
+    char died[64];
+    snprintf(died, sizeof died, "killed by signal %d", sig);
+    report_death(died);
     _exit(1);
 }
 
-static void on_sanitizer_death(void) {
-    if (!run.current || run.rec->finished)
-        return;
-    report("ended by a sanitizer", 0);
-    close_report();
-}
+static void on_sanitizer_death(void) { report_death("ended by a sanitizer"); }
 
 static void catch_crashes(void) {
     static const int fatal[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGALRM};

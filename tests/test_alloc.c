@@ -5,8 +5,7 @@
 #include <pthread.h>
 #include <string.h>
 
-TEST(alloc, blocks_hold_what_was_written)
-{
+TEST(alloc, blocks_hold_what_was_written) {
     int64_t live = wki_alloc_live();
     for (int i = 0; i < 200; i++) {
         size_t n = wkt_below(5000), m = wkt_below(5000);
@@ -22,8 +21,7 @@ TEST(alloc, blocks_hold_what_was_written)
     CHECK_EQ_I(wki_alloc_live(), live);
 }
 
-TEST(alloc, calloc_is_zero)
-{
+TEST(alloc, calloc_is_zero) {
     size_t n = 1 + wkt_below(3000);
     unsigned char *p = wki_calloc(n, 3);
     REQUIRE(p);
@@ -32,8 +30,7 @@ TEST(alloc, calloc_is_zero)
     wki_free(p);
 }
 
-TEST(alloc, aligned_is_aligned)
-{
+TEST(alloc, aligned_is_aligned) {
     for (size_t align = 1; align <= 1 << 16; align *= 2) {
         char *p = wki_aligned(align, 1 + wkt_below(300));
         REQUIRE(p);
@@ -42,8 +39,7 @@ TEST(alloc, aligned_is_aligned)
     }
 }
 
-TEST(alloc, size_zero_is_a_block)
-{
+TEST(alloc, size_zero_is_a_block) {
     int64_t live = wki_alloc_live();
     void *p[4] = {wki_malloc(0), wki_calloc(0, 8), wki_realloc(NULL, 0), wki_aligned(64, 0)};
     CHECK_EQ_I(wki_alloc_live(), live + 4);
@@ -55,8 +51,7 @@ TEST(alloc, size_zero_is_a_block)
     CHECK_EQ_I(wki_alloc_live(), live);
 }
 
-TEST(alloc, impossible_sizes_are_null)
-{
+TEST(alloc, impossible_sizes_are_null) {
     int64_t live = wki_alloc_live();
     void *p = wki_malloc(8);
     REQUIRE(p);
@@ -84,8 +79,7 @@ static void *allocate(int i) {
     }
 }
 
-TEST(alloc, nth_fails)
-{
+TEST(alloc, nth_fails) {
     for (int once = 0; once < 2; once++) {
         for (int n = 1; n <= 12; n++) {
             int64_t live = wki_alloc_live(), count = wki_alloc_count();
@@ -110,8 +104,7 @@ TEST(alloc, nth_fails)
     }
 }
 
-TEST(alloc, failed_realloc_keeps_the_block)
-{
+TEST(alloc, failed_realloc_keeps_the_block) {
     int64_t live = wki_alloc_live();
     char *p = wki_malloc(16);
     REQUIRE(p);
@@ -137,8 +130,7 @@ static void *churn(void *arg) {
     return arg;
 }
 
-TEST(alloc, counts_from_many_threads)
-{
+TEST(alloc, counts_from_many_threads) {
     int64_t live = wki_alloc_live(), count = wki_alloc_count();
     pthread_t t[THREADS];
     for (int i = 0; i < THREADS; i++)

@@ -13,8 +13,7 @@ static void fill(unsigned char *p, size_t n) {
 }
 
 /* Names on disk are made of these values: a change here is a change of format. */
-TEST(hash, values_are_fixed)
-{
+TEST(hash, values_are_fixed) {
     unsigned char p[200];
     for (int i = 0; i < 200; i++)
         p[i] = (unsigned char)(i * 7 + 1);
@@ -25,8 +24,7 @@ TEST(hash, values_are_fixed)
     CHECK_EQ_I(wki_hash(p, 200, 4), 0x65975e036f3b61e5);
 }
 
-TEST(hash, address_does_not_matter)
-{
+TEST(hash, address_does_not_matter) {
     unsigned char data[300], copy[300 + 16];
     fill(data, sizeof data);
     for (int i = 0; i < 500; i++) {
@@ -37,8 +35,7 @@ TEST(hash, address_does_not_matter)
     }
 }
 
-TEST(hash, reads_only_its_bytes)
-{
+TEST(hash, reads_only_its_bytes) {
     for (size_t n = 1; n <= 200; n++) {
         unsigned char *p = wkt_guarded(n), copy[200];
         REQUIRE(p);
@@ -52,8 +49,7 @@ TEST(hash, reads_only_its_bytes)
 /* Flipping one input bit flips each output bit in half of the cases: over TRIALS random inputs the count for
  * one pair is binomial with deviation sqrt(TRIALS)/2, and 7 deviations are not met by chance in all the pairs
  * here. */
-TEST(hash, avalanche)
-{
+TEST(hash, avalanche) {
     enum { TRIALS = 1024, MOST = 150 };
     static const size_t lengths[] = {1, 3, 8, 13, 16, 17, 40, 64, 65, 130, 150};
     const int slack = 7 * 16; /* sqrt(1024) / 2 = 16 */
@@ -93,8 +89,7 @@ static size_t collisions(uint64_t *v, size_t n) {
 
 /* Inputs that differ little, as keys do: two bits set in a block of zeros, all lengths of zeros, counters,
  * seeds. Of fewer than 2^18 values, two are equal by chance once in 2^29. */
-TEST(hash, similar_inputs_do_not_collide)
-{
+TEST(hash, similar_inputs_do_not_collide) {
     enum { BITS = 8 * 72, MOST = BITS * (BITS + 1) / 2 + 4096 + 30000 };
     uint64_t *v = malloc(MOST * sizeof *v);
     REQUIRE(v);
@@ -124,8 +119,7 @@ TEST(hash, similar_inputs_do_not_collide)
 }
 
 /* Rows of the same 8-byte words in other orders are other inputs: a lane must not be blind to position. */
-TEST(hash, order_of_words_matters)
-{
+TEST(hash, order_of_words_matters) {
     for (int t = 0; t < 2000; t++) {
         uint64_t words[24], swapped[24];
         size_t n = 2 + wkt_below(23), i = wkt_below(n), j = wkt_below(n);
