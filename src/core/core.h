@@ -119,6 +119,9 @@ typedef struct wki_attr {
     wki_attr_type type;
 } wki_attr;
 
+/* Which dimensions of input 0 a ROW op reduces: the last; dimension ia[0]; the list at ia[0]. */
+typedef enum wki_red { WKI_RED_NONE, WKI_RED_LAST, WKI_RED_DIM, WKI_RED_DIMS } wki_red;
+
 typedef struct wki_vjp_args {
     wk_ctx *c;
     const wki_node *node;
@@ -146,7 +149,11 @@ struct wki_op {
     bool (*infer)(wk_ctx *c, const wki_call *k);
     bool (*writes_fn)(const wki_call *k, int input);
     void (*vjp)(const wki_vjp_args *a);
-    const struct wki_loop *loop; /* loop program: EW, ROW, RNG, CREATE (ops/loop.h); NULL otherwise */
+    uint8_t red;                 /* wki_red */
+    uint8_t nloop;
+    /* Loop programs: EW, ROW, RNG, CREATE (ops/loop.h); NULL otherwise. wki_op_loop picks the one for the dtypes at hand. */
+    const struct wki_loop *loop;
+    const struct wki_loop_guard *guard; /* nloop of them; NULL: loop[0] serves all dtypes */
     void *user;                  /* wk_op_desc of a user op */
 };
 extern const wki_op wki_ops[];   /* indexed by id (gen/ops_gen.h has WKI_OP_<name> enum) */
@@ -295,6 +302,7 @@ void wki_storage_unref(wki_storage *s);
 bool wki_storage_realize(wki_storage *s);            /* gives a pending storage its memory */
 size_t wki_dtype_size(wk_dtype d);
 wki_tensor *wki_poison(wk_ctx *c);
+int wki_dtype_kind(wk_dtype d);                      /* 'F', 'I', 'U' or 'B' */
 void wki_sync_pending(wki_tensor *t);                /* flushes when t's storage is pending or captured */
 
 /* Public entry: checks handles, notes the caller. Returns NULL (and t's context, when it has one, failed) if not usable. */
