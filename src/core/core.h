@@ -121,6 +121,9 @@ typedef struct wki_attr {
     wki_attr_type type;
 } wki_attr;
 
+/* Which dimensions of input 0 a ROW op reduces: the last; dimension ia[0]; the list at ia[0]. */
+typedef enum wki_red { WKI_RED_NONE, WKI_RED_LAST, WKI_RED_DIM, WKI_RED_DIMS } wki_red;
+
 typedef struct wki_vjp_args {
     wk_ctx *c;
     const wki_node *node;
@@ -148,7 +151,11 @@ struct wki_op {
     bool (*infer)(wk_ctx *c, const wki_call *k);
     bool (*writes_fn)(const wki_call *k, int input);
     void (*vjp)(const wki_vjp_args *a);
-    const struct wki_loop *loop; /* loop program: EW, ROW, RNG, CREATE (ops/loop.h); NULL otherwise */
+    uint8_t red;                 /* wki_red */
+    uint8_t nloop;
+    /* Loop programs: EW, ROW, RNG, CREATE (ops/loop.h); NULL otherwise. wki_op_loop picks the one for the dtypes at hand. */
+    const struct wki_loop *loop;
+    const struct wki_loop_guard *guard; /* nloop of them; NULL: loop[0] serves all dtypes */
     void *user;                  /* wk_op_desc of a user op */
 };
 extern const wki_op wki_ops[];   /* indexed by id (gen/ops_gen.h has WKI_OP_<name> enum) */

@@ -25,6 +25,11 @@ typedef enum wki_loop_code {
                      number (the program's RNG argument a) */
     WKI_L_CHECK,  /* value a (mask, any level) must be true everywhere, else the plan reports WK_INDEX; imm.i: op id */
 } wki_loop_code;
+typedef enum wki_prim {
+#define P(E, name, arity, signature) WKI_P_##E,
+#include "ops/prims.def"
+    WKI_P_COUNT
+} wki_prim;
 typedef enum wki_reduce { WKI_R_SUM, WKI_R_MAX, WKI_R_MIN } wki_reduce;
 enum { WKI_ELEM = 0, WKI_ROWV = 1 };
 enum { WKI_TF = 0, WKI_TI = 1 }; /* register type: float, or int32 (masks: all ones / zero) */
@@ -43,6 +48,11 @@ typedef struct wki_loop {
     int8_t has_reduce, nrng;
     const wki_inst *inst;
 } wki_loop;
+
+/* Kinds of dtype a program is for: 'F' f32 f64, 'I' u8 i32 i64, 'B' bool, '*' any; of input 0 and of output 0. */
+typedef struct wki_loop_guard {
+    char in, out;
+} wki_loop_guard;
 
 #define WKI_LOOP_MAX_INST 160
 #define WKI_LOOP_MAX_OPERANDS 24

@@ -1,0 +1,39 @@
+/* What inference functions share: dtype and shape checks with the messages users see, and list attributes.
+ * May call: core. */
+#ifndef WKI_OPS_INFER_H
+#define WKI_OPS_INFER_H
+
+#include "core/core.h"
+
+/* Lists longer than WK_MAX_DIMS, or NULL with a count, keep an impossible count, which wki_list_ok refuses. */
+int wki_put_list(int64_t *ia, int n, const int64_t *v);
+int wki_put_dims(int64_t *ia, const wki_tensor *x, int n, const int64_t *v); /* sorted, counted from 0; none: all */
+int wki_put_perm(int64_t *ia, const wki_tensor *x, int n, const int64_t *v); /* counted from 0 */
+
+bool wki_list_ok(wk_ctx *c, int64_t count, const char *name);
+bool wki_need_f32(wk_ctx *c, const wki_tensor *t, const char *name);
+bool wki_need_ndim(wk_ctx *c, const wki_tensor *t, const char *name, int ndim);
+bool wki_dim_ok(wk_ctx *c, const wki_tensor *x, int64_t dim);
+/* Product of sizes; an error when one is negative or the bytes overflow. */
+bool wki_size_ok(wk_ctx *c, int ndim, const int64_t *size);
+
+static inline void wki_same_shape(wki_tensor *o, const wki_tensor *x) {
+    o->ndim = x->ndim;
+    for (int i = 0; i < x->ndim; i++)
+        o->size[i] = x->size[i];
+}
+
+/* Size of a dimension counted from the end (-1: the last); 1 where there is none. */
+static inline int64_t wki_size_at(const wki_tensor *t, int dim) { return t->ndim + dim >= 0 ? t->size[t->ndim + dim] : 1; }
+static inline int64_t wki_meta_size(const wki_meta *m, int dim) {
+    if (dim < 0)
+        dim += m->ndim;
+    return dim >= 0 && dim < m->ndim ? m->size[dim] : 1;
+}
+
+/* Which dimensions of input 0 a ROW op reduces, bit i: dimension i. */
+uint32_t wki_op_reduced(const wki_op *op, int ndim, const int64_t *ia);
+/* The loop program for these dtypes of input 0 and output 0 (WK_DTYPE_COUNT where there is none); NULL if none fits. */
+const struct wki_loop *wki_op_loop(const wki_op *op, wk_dtype in0, wk_dtype out0);
+
+#endif

@@ -1,0 +1,117 @@
+/* opgen turns the op table (src/ops/ops.def) into C. table.c reads rows, expr.c parses the little expression language that
+ * loops and gradients share, loop.c compiles loop text to instruction tables, vjp.c compiles gradient text to C, emit.c
+ * writes the three files. A build tool: it runs once per build, reports the first bad line of a row as FILE:LINE and exits. */
+#ifndef OPGEN_H
+#define OPGEN_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+enum {
+    MAX_OPS = 256,
+    MAX_IN = 8,
+    MAX_OUT = 4,
+    MAX_ATTR = 12,
+    MAX_LINES = 24,
+    MAX_LOOPS = 12,
+    MAX_PUBLIC = 3,
+};
+
+typedef struct text {
+    const char *s;
+    int line;
+} text;
+
+typedef enum attr_kind { A_INT, A_BOOL, A_DTYPE, A_LIST, A_SHAPE, A_DIM, A_DIMS, A_PERM, A_VALUE } attr_kind;
+
+typedef struct attr {
+    const char *name;
+    attr_kind kind;
+    const char *hidden; /* C expression that fills it; not a parameter */
+    int line;
+} attr;
+
+typedef struct input {
+    const char *name;
+    bool optional, row, variadic, writes;
+    char type; /* 'F' 'I' 'B' when the row says so, else 0: as the loop's guard says */
+} input;
+
+typedef struct public_form { /* a second public prototype: its own parameters, attributes given as C expressions */
+    const char *name;
+    attr param[MAX_ATTR];
+    int nparam;
+    const char *value[MAX_ATTR];
+    int nvalue, line;
+} public_form;
+
+typedef struct loop_variant {
+    char in_kind, out_kind; /* 'F' 'I' 'B', '*' any */
+    text stmt[MAX_LINES];
+    int nstmt;
+} loop_variant;
+
+typedef struct op {
+    const char *name, *klass, *infer, *canon;
+    int line, since;
+    text doc[MAX_LINES];
+    int ndoc;
+    input in[MAX_IN];
+    int nin;
+    const char *out[MAX_OUT];
+    int nout;
+    attr attr[MAX_ATTR];
+    int nattr;
+    const char *flag[16];
+    int nflag;
+    const char *red;
+    public_form pub[MAX_PUBLIC];
+    int npub;
+    bool internal, composite, variadic;
+    loop_variant loop[MAX_LOOPS];
+    int nloop;
+    text vjp[MAX_IN]; /* per input: gradient expression */
+    const char *vjp_fn;
+    unsigned save_in, save_out, diff;
+    bool keep_meta;
+    double lo, hi, ulp;
+    bool has_sample;
+} op;
+
+extern op ops[MAX_OPS];
+extern int nops;
+extern const char *table_path;
+
+_Noreturn void fail_at(int line, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void *take(size_t n);                                  /* memory for the life of the program */
+char *format(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+void table_read(const char *path);
+const op *op_find(const char *name);
+int in_find(const op *o, const char *name);
+int out_find(const op *o, const char *name);
+int attr_find(const op *o, const char *name);
+bool has_flag(const op *o, const char *flag);
+bool is_structural(attr_kind k);
+
+/* ---- expressions ---- */
+typedef enum ekind { E_NUM, E_NAME, E_CALL, E_BIN, E_NEG } ekind;
+typedef struct expr {
+    ekind kind;
+    double num;
+    const char *name; /* NAME, CALL; BIN: the operator */
+    struct expr *arg[8];
+    int narg;
+} expr;
+expr *expr_parse(const char *s, int line);
+const char *expr_split(text t, const char **rhs);      /* "name = ..." -> name */
+
+void loop_emit(FILE *f, const op *o);                  /* instruction tables and wki_loop records */
+void vjp_check(op *o);                                 /* derives save masks and diff */
+void vjp_emit(FILE *f, const op *o);                   /* the gradient function of rows with gradient text */
+
+void emit_public_header(FILE *f);
+void emit_header(FILE *f);
+void emit_source(FILE *f);
+
+#endif
