@@ -41,6 +41,8 @@ static inline __attribute__((always_inline, unused)) float wks_float_of(int32_t 
 #define WK_IEQ(a, b) ((a) == (b))
 #define WK_SEL(m, a, b) ((m) ? (a) : (b))
 #define WK_ISEL(m, a, b) ((m) ? (a) : (b))
+#define WK_LOWER(a, b) ((a) < (b) ? (a) : (b))
+#define WK_UPPER(a, b) ((a) > (b) ? (a) : (b))
 #define WK_MASK(m) (-(m))
 #define WK_TEST(i) ((i) != 0)
 #define WK_IADD(a, b) ((int32_t)((uint32_t)(a) + (uint32_t)(b)))
@@ -51,6 +53,7 @@ static inline __attribute__((always_inline, unused)) float wks_float_of(int32_t 
 #define WK_USHR(i, n) ((int32_t)((uint32_t)(i) >> (n)))
 #define WK_SQRT(x) __builtin_sqrtf(x)
 #define WK_FMA(a, b, c) __builtin_fmaf(a, b, c)
+#define WK_SCALE(x, t) wks_scale(x, t)
 #define WK_TRIG_FAR(a, quarter, near) (wks_abs(a) > WK_TRIG_NEAR ? wks_trig_far(a, quarter) : (near))
 
 #include "prim_math.inc"

@@ -53,6 +53,9 @@ typedef uint64_t wki_nu64 __attribute__((vector_size(4 * WKI_LANES)));
 #define WK_IEQ(a, b) _mm512_cmp_epi32_mask((__m512i)(a), (__m512i)(b), _MM_CMPINT_EQ)
 #define WK_SEL(m, a, b) ((WK_F)_mm512_mask_blend_ps(m, (__m512)(b), (__m512)(a)))
 #define WK_ISEL(m, a, b) ((WK_I)_mm512_mask_blend_epi32(m, (__m512i)(b), (__m512i)(a)))
+#define WK_LOWER(a, b) ((WK_F)_mm512_min_ps((__m512)(a), (__m512)(b)))
+#define WK_UPPER(a, b) ((WK_F)_mm512_max_ps((__m512)(a), (__m512)(b)))
+#define WK_SCALE(x, t) ((WK_F)_mm512_scalef_ps((__m512)(x), (__m512)((t)-WK_FC(WK_MAGIC))))
 #define WK_MASK(m) ((WK_I)_mm512_movm_epi32(m))
 #define WK_TEST(i) _mm512_movepi32_mask((__m512i)(i))
 #define WK_SQRT(x) ((WK_F)_mm512_sqrt_ps((__m512)(x)))
@@ -70,20 +73,27 @@ typedef uint64_t wki_nu64 __attribute__((vector_size(4 * WKI_LANES)));
 #define WK_IEQ(a, b) ((wki_ni)((a) == (b)))
 #define WK_SEL(m, a, b) ((WK_F)wkn_blend(m, (WK_I)(a), (WK_I)(b)))
 #define WK_ISEL(m, a, b) wkn_blend(m, a, b)
+#define WK_SCALE(x, t) wkn_scale(x, t)
 #define WK_MASK(m) (m)
 #define WK_TEST(i) (i)
 
 WK_FN wki_ni wkn_blend(wki_ni m, wki_ni a, wki_ni b) { return (m & a) | (~m & b); }
 
 #if WKI_LANES == 8
+#define WK_LOWER(a, b) ((WK_F)_mm256_min_ps((__m256)(a), (__m256)(b)))
+#define WK_UPPER(a, b) ((WK_F)_mm256_max_ps((__m256)(a), (__m256)(b)))
 #define WK_SQRT(x) ((WK_F)_mm256_sqrt_ps((__m256)(x)))
 #define WKI_ANY(m) (_mm256_movemask_ps((__m256)(m)) != 0)
 #define WKI_MUL_EVEN(a, b) ((wki_nu64)_mm256_mul_epu32((__m256i)(a), (__m256i)(b)))
 #elif defined(__SSE2__)
+#define WK_LOWER(a, b) ((WK_F)_mm_min_ps((__m128)(a), (__m128)(b)))
+#define WK_UPPER(a, b) ((WK_F)_mm_max_ps((__m128)(a), (__m128)(b)))
 #define WK_SQRT(x) ((WK_F)_mm_sqrt_ps((__m128)(x)))
 #define WKI_ANY(m) (_mm_movemask_ps((__m128)(m)) != 0)
 #define WKI_MUL_EVEN(a, b) ((wki_nu64)_mm_mul_epu32((__m128i)(a), (__m128i)(b)))
 #else
+#define WK_LOWER(a, b) WK_SEL(WK_LT(a, b), a, b)
+#define WK_UPPER(a, b) WK_SEL(WK_LT(b, a), a, b)
 #define WK_SQRT(x) wkn_lane_sqrt(x)
 #define WKI_ANY(m) (((wki_nu64)(m))[0] != 0 || ((wki_nu64)(m))[1] != 0)
 #define WKI_MUL_EVEN(a, b) (((wki_nu64)(a) & 0xffffffffu) * ((wki_nu64)(b) & 0xffffffffu))
@@ -187,15 +197,13 @@ WK_FN wki_nf wkn_trig_far(wki_nf a, int32_t quarter, wki_nf near) {
  * round's words but for what is xored into the even lanes: the old odd words and the key. */
 WK_FN wki_ni wkn_philox(uint64_t seed, uint64_t seq, uint64_t block) {
     wki_nu64 v = WKI_PAIRS(block, seq), blocks = WKI_BLOCKS;
-    wki_nu64 multiplier = WKI_PAIRS(0xd2511f53u, 0xcd9e8d57u);
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    wki_nu64 multiplier = WKI_PAIRS(0xd2511f53u, 0xcd9e8d57u), weyl = WKI_PAIRS(0x9e3779b9u, 0xbb67ae85u);
+    wki_nu64 key = WKI_PAIRS(seed & 0xffffffffu, seed >> 32);
     v += blocks;
-    for (int round = 0; round < 10; round++) {
-        wki_nu64 key = WKI_PAIRS(k0, k1);
+    _Pragma("GCC unroll 10") for (int round = 0; round < 10; round++) {
         wki_nu product = (wki_nu)WKI_MUL_EVEN(v, multiplier);
         v = (wki_nu64)WKI_PER_4(product, 3, 2, 1, 0) ^ v >> 32 ^ key;
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
+        key = (wki_nu64)((wki_nu)key + (wki_nu)weyl);
     }
     return (wki_ni)v;
 }
