@@ -27,6 +27,7 @@ static inline __attribute__((always_inline, unused)) float wks_float_of(int32_t 
 #define WK_U64 uint64_t
 #define WK_I64 int64_t
 #define WK_FN static inline __attribute__((always_inline, unused))
+#define WK_FN_RARE static __attribute__((noinline, cold, unused))
 #define WK_NAME(n) wks_##n
 #define WK_FC(c) (c)
 #define WK_IC(c) (c)

@@ -38,6 +38,7 @@ typedef uint32_t wki_nu __attribute__((vector_size(4 * WKI_LANES)));
 typedef uint64_t wki_nu64 __attribute__((vector_size(4 * WKI_LANES)));
 
 #define WK_FN static inline __attribute__((always_inline, unused))
+#define WK_FN_RARE static __attribute__((noinline, cold, unused))
 #define WK_F wki_nf
 #define WK_I wki_ni
 
@@ -158,7 +159,7 @@ WK_FN wki_nf wkn_double_fma(wki_nf a, wki_nf b, wki_nf c) {
 #define WK_USHR(i, n) ((wki_ni)((wki_nu)(i) >> (n)))
 #define WK_TRIG_FAR(a, quarter, near) wkn_trig_far(a, quarter, near)
 
-static __attribute__((noinline, cold, unused)) wki_nf wkn_trig_far_lanes(wki_nf a, int32_t quarter, wki_nf near) {
+WK_FN_RARE wki_nf wkn_trig_far_lanes(wki_nf a, int32_t quarter, wki_nf near) {
     for (int i = 0; i < WKI_LANES; i++)
         if (__builtin_fabsf(a[i]) > 8192.0f)
             near[i] = wks_trig_far(a[i], quarter);

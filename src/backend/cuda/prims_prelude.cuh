@@ -9,6 +9,7 @@
 #define WK_U64 unsigned long long
 #define WK_I64 long long
 #define WK_FN static __device__ __forceinline__
+#define WK_FN_RARE WK_FN
 #define WK_NAME(n) wkc_##n
 #define WK_FC(c) (c)
 #define WK_IC(c) (c)
