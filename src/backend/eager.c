@@ -5,7 +5,9 @@
 #include <string.h>
 
 #include "backend/backend.h"
+#include "graph/graph.h"
 #include "ops/bind.h"
+#include "ops/infer.h"
 
 const wki_kernel *wki_kernel_find(const wki_launch *l, wk_device dev) {
     const wki_kernel *k = wki_kernels_of(l->op->id);
@@ -51,8 +53,11 @@ enum { MAX_ARGS = 16 };
 /* All operands contiguous and of one shape: one dimension, no set-up. */
 static bool flat(const wki_call *k, const wki_loop *loop, wki_loop_run *r) {
     const wki_tensor *o = k->out[0];
-    if (k->op->klass != WKI_EW || k->nout != 1 || loop->nrng)
+    if (k->op->klass != WKI_EW || k->nout != 1)
         return false;
+    for (int i = 0; i < loop->ninst; i++)
+        if (loop->inst[i].code == WKI_L_INDEX || loop->inst[i].code == WKI_L_RNG)
+            return false;
     for (int i = 0; i < k->nin; i++) {
         const wki_tensor *t = k->in[i];
         if (!(t->flags & WKI_F_PLAIN) || t->ndim != o->ndim || memcmp(t->size, o->size, (size_t)o->ndim * 8))
@@ -85,7 +90,7 @@ static bool run_loop(wk_ctx *c, wki_call *k, const wki_loop *loop) {
     r.seed = c->seed;
     r.rng_seq = &k->rng_seq;
     r.fault = &fault;
-    if (!k->op->index_dims && flat(k, loop, &r))
+    if (flat(k, loop, &r))
         return wki_loop_cpu(&r, c->rt->isa, c->rt->pool) ||
                wki_fail(c, WK_NOMEM, "no host memory for the loop's scratch space");
     int n = wki_op_tensors(k->op, k->nin, loop);
@@ -142,7 +147,9 @@ static bool eager(wk_ctx *c, wki_call *k) {
     }
     if (k->op->flags & WKI_OP_USER)
         return wki_user_run(c, k);
-    const wki_loop *loop = wki_call_loop(k);
+    const wki_loop *loop = k->op->loop ? wki_op_loop(k->op, k->nin ? (wk_dtype)k->in[0]->dtype : WK_DTYPE_COUNT,
+                                                     k->nout ? (wk_dtype)k->out[0]->dtype : WK_DTYPE_COUNT)
+                                       : NULL;
     return loop ? run_loop(c, k, loop) : run_kernel(c, k);
 }
 
@@ -155,7 +162,7 @@ static bool apply(wk_ctx *c, wki_call *k, const wki_executor *self) {
     if (wki_recording(c)) {
         if (!wki_record(c, k))
             return false;
-        return wki_pending_ops(c) < MAX_PENDING || c->call_depth || wki_flush(c);
+        return c->rec->nops < MAX_PENDING || c->call_depth || wki_flush(c);
     }
     wk_device dev = (wk_device)c->dev;
     for (int i = 0; i < k->nin; i++)

@@ -143,6 +143,7 @@ void wk_ctx_free(wk_ctx *c) {
     wki_scopes_free(c);
     wki_undo_commit(c);
     wki_recorder_free(c);
+    wki_plan_ctx_free(c);
     wki_tensors_release_all(c);
     for (int d = 0; d < WK_DEVICE_COUNT; d++)
         if (wki_devices[d]->ctx_free)

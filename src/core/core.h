@@ -274,6 +274,7 @@ struct wk_ctx {
     wki_node *free_nodes[16];   /* by size class of 64 << n bytes... see node.c */
     struct wki_chunk *chunks;   /* all pool memory, freed with the context */
     wki_recorder *rec;
+    struct wki_plan_ctx *plans; /* compile/plan.c: plans this context used, with the device's state for them */
     /* traversal */
     uint32_t epoch;
     wki_node *dying; /* records whose count fell to 0 while another was being freed */
@@ -331,6 +332,7 @@ extern const wki_executor wki_exec_base;     /* backend/eager.c: eager on the CP
 void wki_runtime_lock(wk_runtime *rt);
 void wki_runtime_unlock(wk_runtime *rt);
 void wki_plan_cache_free(wk_runtime *rt);    /* compile/ */
+void wki_plan_ctx_free(wk_ctx *c);
 void wki_user_op_free(wki_op *op);           /* ops/user.c */
 wki_node *wki_node_new(wk_ctx *c, const wki_call *k, int nmeta);
 void wki_node_drop_saved(wki_node *n);

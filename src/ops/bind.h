@@ -5,9 +5,6 @@
 
 #include "backend/backend.h"
 
-/* Dimensions a ROW op reduces, as a mask over its domain's logical dimensions; 0 for other classes. */
-uint32_t wki_op_redmask(const wki_op *op, const int64_t *ia, int ndim);
-
 /* Number of tensors a multi-tensor in-place op works on: its inputs come in `nload` roles of that many. 1 otherwise. */
 int wki_op_tensors(const wki_op *op, int nin, const wki_loop *loop);
 
@@ -18,6 +15,9 @@ int wki_store_role(const wki_op *op, int j);
    dimensions are absent from the operand (no keepdim). */
 bool wki_map_operand(int ndim, const int64_t *size, const int64_t *stride, int nd, const int64_t *dom, uint32_t red,
                      bool row_class, int64_t *out);
+
+/* Dimensions of a run from a logical shape: kept ones first, then reduced ones. */
+void wki_order_domain(wki_loop_run *r, int nd, const int64_t *dom, uint32_t red);
 
 /* Sets up the run of tensor `which` (0 for ordinary ops): domain, order, operands, `col`. Does not touch arg, rng_seq, seed
    and fault. Views' `data` become the operands' addresses as they are. */

@@ -1,0 +1,116 @@
+/* Compiled functions: wk_compile and wk_call. The function runs on every call while its ops are recorded; what it needs runs
+ * as a plan at the end, at a read, or together with what follows. */
+#include <string.h>
+
+#include "core/core.h"
+#include "graph/graph.h"
+
+struct wk_compiled {
+    wki_object object;
+    uint64_t magic;
+    wk_ctx *c;
+    wk_fn fn;
+    void *self;
+    bool strict;
+};
+
+enum { MAX_OUT = 64 };
+
+void wk_compile_options_init(wk_compile_options *o) { *o = (wk_compile_options){.struct_size = sizeof *o}; }
+
+static void destroy(void *p) { wki_free(p); }
+
+wk_compiled *wk_compile(wk_ctx *c, wk_fn fn, void *self, const wk_compile_options *o) {
+    wk_compiled *f = wki_calloc(1, sizeof *f);
+    c->caller = __builtin_return_address(0);
+    c->cur_op = NULL;
+    if (!f || !fn) {
+        wki_fail(c, f ? WK_INVALID : WK_NOMEM, f ? "wk_compile: fn is NULL" : "no host memory for a compiled function");
+        wki_free(f);
+        return NULL;
+    }
+    f->c = c;
+    f->fn = fn;
+    f->self = self;
+    f->strict = o && o->strict;
+    wki_object_add(c, &f->object, destroy);
+    return f;
+}
+
+void wk_compiled_free(wk_compiled *f) {
+    if (!f)
+        return;
+    wki_object_remove(f->c, &f->object);
+    wki_free(f);
+}
+
+static void poison_all(wk_ctx *c, wk_tensor **out, int nout) {
+    for (int i = 0; i < nout; i++)
+        out[i] = wki_handle(wki_poison(c));
+}
+
+/* Is a gradient still to come through one of the results? Then they wait for what is recorded next. */
+static bool needs_more(wk_ctx *c, wk_tensor *const *out, int nout) {
+    for (int i = 0; i < nout; i++)
+        if (wk_alive(c, out[i])) {
+            const wki_tensor *t = wki_slot(out[i]);
+            if (t->fn && !t->fn->consumed)
+                return true;
+        }
+    return false;
+}
+
+void wk_call_n(wk_compiled *f, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    wk_ctx *c = f->c;
+    const void *caller = __builtin_return_address(0);
+    bool outer = c->call_depth == 0;
+    for (int i = 0; i < nout; i++)
+        out[i] = NULL;
+    for (int i = 0; i < nin; i++)
+        if (in[i] && !wki_enter(in[i], caller))
+            break;
+    c->caller = caller;
+    c->cur_op = NULL;
+    if (c->failed || (outer && !wki_flush(c))) {
+        poison_all(c, out, nout);
+        return;
+    }
+    if (outer) {
+        c->journal = true;
+        c->rec->in_call = true;
+    }
+    c->call_depth++;
+    wk_scope_begin(c);
+    uint32_t floor = wki_scope_floor(c);
+    f->fn(c, f->self, in, nin, out, nout);
+    wki_scope_floor_end(c, floor);
+    for (int i = 0; i < nout; i++) {
+        if (!out[i]) {
+            c->cur_op = NULL;
+            wki_fail(c, WK_INVALID, "the compiled function did not set output %d of %d", i, nout);
+        } else if (wki_enter(out[i], caller)) {
+            wki_promote(c, wki_slot(out[i]));
+        }
+    }
+    wk_scope_end(c);
+    c->call_depth--;
+    if (!outer)
+        goto end;
+    c->rec->in_call = false;
+    if (c->failed) {
+        wki_recorder_discard(c);
+        c->journal = false;
+    } else if (!needs_more(c, out, nout)) {
+        wki_flush(c);
+        c->journal = false;
+    }
+end:
+    if (c->failed)
+        poison_all(c, out, nout);
+}
+
+wk_tensor *wk_call(wk_compiled *f, wk_tensor *const *in, int nin) {
+    wk_tensor *out = NULL;
+    wk_call_n(f, in, nin, &out, 1);
+    return out;
+}

@@ -1,0 +1,415 @@
+/* Passes on the recorded graph: dead code, and fusion of loop ops into groups.
+ *
+ * A group shares one domain: the logical shape and the reduced dimensions. Elementwise ops of the domain's shape, or of its
+ * row shape, join the group of a producer when no path through another group leads back. Grouping compares sizes for
+ * equality only, never their values, so it holds for every shape of the same structure.
+ */
+#include <string.h>
+
+#include "compile/plan.h"
+#include "ops/bind.h"
+#include "ops/infer.h"
+
+void wki_pass_dead(wki_graph *g) {
+    uint8_t *need = wki_calloc((size_t)g->nbuf + 1, 1);
+    if (!need)
+        return; /* only an optimisation */
+    for (int b = 0; b < g->nbuf; b++)
+        need[g->buf[b].root] |= g->buf[b].live || g->buf[b].external;
+    for (int i = g->nnode - 1; i >= 0; i--) {
+        wki_gnode *n = &g->node[i];
+        bool live = n->nout == 0;
+        for (int j = 0; j < n->nout; j++)
+            live |= need[g->ref[n->ref0 + n->nin + j].buf];
+        for (int j = 0; j < n->nin; j++) {
+            int b = g->ref[n->ref0 + j].buf;
+            if (b >= 0 && wki_node_writes(n, j))
+                live = true; /* conservative: the buffer may be a state or read later */
+        }
+        n->dead = !live;
+        for (int j = 0; live && j < n->nin; j++) {
+            int b = g->ref[n->ref0 + j].buf;
+            if (b >= 0)
+                need[g->buf[b].root] = 1;
+        }
+    }
+    wki_free(need);
+}
+
+/* ---- domains ------------------------------------------------------------------------------------------------------- */
+
+typedef wki_domain domain;
+
+const wki_loop *wki_node_loop(const wki_graph *g, const wki_gnode *n) {
+    if (!n->op->loop)
+        return NULL;
+    const wki_gref *f = &g->ref[n->ref0];
+    return wki_op_loop(n->op, n->nin ? (wk_dtype)f[0].dtype : WK_DTYPE_COUNT,
+                       n->nout ? (wk_dtype)f[n->nin].dtype : WK_DTYPE_COUNT);
+}
+
+domain wki_node_domain(const wki_graph *g, const wki_gnode *n) {
+    domain d = {.ndim = -1};
+    if (!wki_node_loop(g, n) || !n->nout) /* in-place ops stand alone */
+        return d;
+    const wki_gref *f = &g->ref[n->ref0 + (n->op->klass == WKI_ROW ? 0 : n->nin)];
+    d.ndim = f->ndim;
+    memcpy(d.size, f->size, sizeof d.size);
+    d.red = wki_op_reduced(n->op, f->ndim, n->ia);
+    return d;
+}
+
+static bool same_shape(const domain *a, const domain *b) {
+    return a->ndim == b->ndim && !memcmp(a->size, b->size, (size_t)a->ndim * 8);
+}
+
+/* Is b the row shape of a: reduced dimensions absent or 1? */
+static bool row_shape(const domain *a, const domain *b) {
+    if (!a->red || b->red)
+        return false;
+    if (b->ndim == a->ndim) {
+        for (int i = 0; i < a->ndim; i++)
+            if (b->size[i] != (a->red >> i & 1 ? 1 : a->size[i]))
+                return false;
+        return true;
+    }
+    if (b->ndim != a->ndim - __builtin_popcount(a->red))
+        return false;
+    for (int i = 0, j = 0; i < a->ndim; i++)
+        if (!(a->red >> i & 1) && b->size[j++] != a->size[i])
+            return false;
+    return true;
+}
+
+bool wki_domain_row(const domain *d, const domain *own) { return !same_shape(d, own) && row_shape(d, own); }
+
+domain wki_domain_join(const domain *a, const domain *b) {
+    domain none = {.ndim = -1};
+    if (a->ndim < 0 || b->ndim < 0)
+        return none;
+    if (same_shape(a, b)) {
+        if (a->red && b->red && a->red != b->red)
+            return none;
+        return a->red ? *a : *b;
+    }
+    if (row_shape(a, b))
+        return *a;
+    if (row_shape(b, a))
+        return *b;
+    return none;
+}
+
+bool wki_map_ref(const domain *d, const domain *own, const wki_gnode *n, const wki_gref *f, int64_t *stride) {
+    int64_t s[WKI_LOOP_MAX_DIMS];
+    if (!wki_map_operand(f->ndim, f->size, f->stride, own->ndim, own->size, own->red, n->op->klass == WKI_ROW, s))
+        return false;
+    bool dropped = own->ndim != d->ndim;
+    for (int i = 0, j = 0; i < d->ndim; i++) {
+        bool red = d->red >> i & 1;
+        int64_t v = dropped ? (red ? 0 : s[j]) : s[i];
+        j += !red;
+        stride[i] = d->size[i] == 1 ? 0 : v;
+    }
+    if (!dropped && wki_domain_row(d, own))
+        for (int i = 0; i < d->ndim; i++)
+            if (d->red >> i & 1)
+                stride[i] = 0;
+    return true;
+}
+
+/* ---- groups as sets of nodes ----------------------------------------------------------------------------------------- */
+
+typedef struct fuser {
+    const wki_graph *g;
+    int n, words;
+    int *group;      /* node -> group (a node number: the representative) */
+    domain *dom;     /* per group */
+    int *cost_inst, *cost_opnd;
+    uint64_t *anc;   /* per group: bit set of groups it depends on, transitively */
+    int *writer;     /* buffer root -> last node that wrote it, -1 */
+    int *dep;        /* direct dependences (node -> node), CSR */
+    int *dep0;
+    int *producer;   /* buffer -> the node it is an output of, -1 */
+} fuser;
+
+static bool has(const uint64_t *s, int i) { return s[i >> 6] >> (i & 63) & 1; }
+
+/* Direct dependences: read after write, write after read, write after write, per buffer root. */
+static bool dependences(wk_ctx *c, fuser *f) {
+    const wki_graph *g = f->g;
+    int nref = g->nref, cap = 4 * nref + 16, nd = 0;
+    int *last_write = wki_malloc(((size_t)g->nbuf + 1) * sizeof *last_write);
+    int *readers = wki_malloc(((size_t)nref + 1) * 2 * sizeof *readers); /* linked lists: node, next */
+    int *head = wki_malloc(((size_t)g->nbuf + 1) * sizeof *head), nr = 0;
+    f->dep = wki_malloc((size_t)cap * sizeof *f->dep);
+    f->dep0 = wki_malloc(((size_t)f->n + 1) * sizeof *f->dep0);
+    bool ok = last_write && readers && head && f->dep && f->dep0;
+    for (int b = 0; ok && b < g->nbuf; b++)
+        last_write[b] = head[b] = -1;
+    for (int i = 0; ok && i < f->n; i++) {
+        const wki_gnode *n = &g->node[i];
+        f->dep0[i] = nd;
+        if (n->dead)
+            continue;
+        for (int j = 0; j < n->nin + n->nout && ok; j++) {
+            int b = g->ref[n->ref0 + j].buf;
+            if (b < 0)
+                continue;
+            b = g->buf[b].root;
+            bool writes = j >= n->nin || wki_node_writes(n, j);
+            int need = nd + 1;
+            if (writes)
+                for (int r = head[b]; r >= 0; r = readers[2 * r + 1])
+                    need++;
+            if (need >= cap) {
+                cap = need * 2;
+                int *p = wki_realloc(f->dep, (size_t)cap * sizeof *p);
+                if (!p) {
+                    ok = false;
+                    break;
+                }
+                f->dep = p;
+            }
+            if (last_write[b] >= 0 && last_write[b] != i)
+                f->dep[nd++] = last_write[b];
+            if (writes) {
+                for (int r = head[b]; r >= 0; r = readers[2 * r + 1])
+                    if (readers[2 * r] != i)
+                        f->dep[nd++] = readers[2 * r];
+                head[b] = -1;
+                last_write[b] = i;
+            } else {
+                readers[2 * nr] = i;
+                readers[2 * nr + 1] = head[b];
+                head[b] = nr++;
+            }
+        }
+    }
+    if (ok)
+        f->dep0[f->n] = nd;
+    wki_free(last_write);
+    wki_free(readers);
+    wki_free(head);
+    return ok || wki_fail(c, WK_NOMEM, "no host memory for the fusion pass");
+}
+
+/* Would joining groups a and b close a cycle: does either reach the other through a third? */
+static bool cyclic(const fuser *f, int a, int b) {
+    for (int i = 0; i < f->n; i++) {
+        if (f->g->node[i].dead || (f->group[i] != a && f->group[i] != b))
+            continue;
+        int self = f->group[i], other = self == a ? b : a;
+        for (int d = f->dep0[i]; d < f->dep0[i + 1]; d++) {
+            int k = f->group[f->dep[d]];
+            if (k != self && k != other && has(f->anc + (size_t)k * (size_t)f->words, other))
+                return true;
+        }
+    }
+    return false;
+}
+
+static void merge(fuser *f, int into, int from, const domain *d) {
+    uint64_t *ai = f->anc + (size_t)into * (size_t)f->words, *af = f->anc + (size_t)from * (size_t)f->words;
+    for (int w = 0; w < f->words; w++)
+        ai[w] |= af[w];
+    ai[into >> 6] &= ~(1ull << (into & 63));
+    ai[from >> 6] &= ~(1ull << (from & 63));
+    f->dom[into] = *d;
+    f->cost_inst[into] += f->cost_inst[from];
+    f->cost_opnd[into] += f->cost_opnd[from];
+    for (int i = 0; i < f->n; i++)
+        if (f->group[i] == from)
+            f->group[i] = into;
+    for (int k = 0; k < f->n; k++) { /* whoever depended on either now depends on the union and on all it needs */
+        if (f->group[k] != k || k == into)
+            continue;
+        uint64_t *ak = f->anc + (size_t)k * (size_t)f->words;
+        if (!has(ak, into) && !has(ak, from))
+            continue;
+        ak[from >> 6] &= ~(1ull << (from & 63));
+        ak[into >> 6] |= 1ull << (into & 63);
+        for (int w = 0; w < f->words; w++)
+            ak[w] |= ai[w];
+    }
+}
+
+/* A value passes inside a group only if the consumer looks at it exactly as the producer wrote it. */
+static bool forwards(const fuser *f, const domain *d, int from, int to, int input) {
+    const wki_graph *g = f->g;
+    const wki_gnode *p = &g->node[from], *n = &g->node[to];
+    const wki_gref *r = &g->ref[n->ref0 + input];
+    domain dp = wki_node_domain(g, p), dn = wki_node_domain(g, n);
+    int64_t a[WK_MAX_DIMS], b[WK_MAX_DIMS];
+    for (int j = 0; j < p->nout; j++) {
+        const wki_gref *w = &g->ref[p->ref0 + p->nin + j];
+        if (w->buf != r->buf)
+            continue;
+        return r->off == 0 && r->dtype == w->dtype && w->dtype != WK_U8 && wki_map_ref(d, &dp, p, w, a) &&
+               wki_map_ref(d, &dn, n, r, b) && !memcmp(a, b, (size_t)d->ndim * 8);
+    }
+    return false;
+}
+
+/* Logical positions mean something only in the op's own shape. */
+static bool positional(const wki_loop *l) {
+    for (int i = 0; i < l->ninst; i++)
+        if (l->inst[i].code == WKI_L_INDEX || l->inst[i].code == WKI_L_RNG)
+            return true;
+    return false;
+}
+
+/* May the nodes of groups a and b run in one loop over d? */
+static bool compatible(const fuser *f, const domain *d, int a, int b) {
+    for (int i = 0; i < f->n; i++) {
+        const wki_gnode *n = &f->g->node[i];
+        if (n->dead || (f->group[i] != a && f->group[i] != b))
+            continue;
+        domain own = wki_node_domain(f->g, n);
+        if (wki_domain_row(d, &own) && positional(wki_node_loop(f->g, n)))
+            return false;
+        for (int j = 0; j < n->nin; j++) {
+            int buf = f->g->ref[n->ref0 + j].buf, p = buf < 0 ? -1 : f->producer[buf];
+            if (p >= 0 && p != i && (f->group[p] == a || f->group[p] == b) && !forwards(f, d, p, i, j))
+                return false;
+        }
+    }
+    return true;
+}
+
+enum { MAX_GROUP_INST = 120, MAX_GROUP_OPERANDS = 20 };
+
+/* Joins node i's group with those of its producers, nearest first, wherever domains and limits allow. */
+static void try_join(fuser *f, int i) {
+    const wki_gnode *n = &f->g->node[i];
+    for (int j = n->nin - 1; j >= 0; j--) {
+        int b = f->g->ref[n->ref0 + j].buf;
+        if (b < 0 || f->writer[b] < 0)
+            continue;
+        int a = f->group[f->writer[b]], me = f->group[i];
+        if (a == me || f->cost_inst[a] + f->cost_inst[me] > MAX_GROUP_INST ||
+            f->cost_opnd[a] + f->cost_opnd[me] > MAX_GROUP_OPERANDS)
+            continue;
+        domain d = wki_domain_join(&f->dom[a], &f->dom[me]);
+        if (d.ndim < 0 || !compatible(f, &d, a, me) || cyclic(f, a, me))
+            continue;
+        merge(f, a < me ? a : me, a < me ? me : a, &d);
+    }
+}
+
+/* Orders groups so that each comes after what it needs, earliest program order first. */
+static bool order(wk_ctx *c, fuser *f, wki_groups *out) {
+    int n = f->n, live = 0, done = 0;
+    uint8_t *ready = wki_calloc((size_t)n + 1, 1);
+    out->first = wki_malloc(((size_t)n + 2) * sizeof *out->first);
+    out->node = wki_malloc(((size_t)n + 1) * sizeof *out->node);
+    if (!ready || !out->first || !out->node) {
+        wki_free(ready);
+        return wki_fail(c, WK_NOMEM, "no host memory for the fusion pass");
+    }
+    for (int i = 0; i < n; i++)
+        live += !f->g->node[i].dead && f->group[i] == i;
+    out->ngroup = 0;
+    int at = 0, scan = 0;
+    while (done < live) {
+        bool moved = false;
+        for (int k = scan; k < n; k++) {
+            if (ready[k] || f->g->node[k].dead || f->group[k] != k) {
+                if (k == scan)
+                    scan++;
+                continue;
+            }
+            const uint64_t *a = f->anc + (size_t)k * (size_t)f->words;
+            bool ok = true;
+            for (int w = 0; w < f->words && ok; w++)
+                for (uint64_t m = a[w]; m && ok; m &= m - 1) {
+                    int p = w * 64 + __builtin_ctzll(m);
+                    ok = f->group[p] != p || ready[p];
+                }
+            if (!ok)
+                continue;
+            out->first[out->ngroup++] = at;
+            for (int i = k; i < n; i++)
+                if (!f->g->node[i].dead && f->group[i] == k)
+                    out->node[at++] = i;
+            ready[k] = 1;
+            done++;
+            moved = true;
+            break; /* back to the earliest that waits */
+        }
+        if (!moved) {
+            wki_free(ready);
+            return wki_fail(c, WK_INTERNAL, "fusion left a cycle");
+        }
+    }
+    out->first[out->ngroup] = at;
+    wki_free(ready);
+    return true;
+}
+
+void wki_groups_free(wki_groups *gr) {
+    wki_free(gr->first);
+    wki_free(gr->node);
+    gr->first = gr->node = NULL;
+}
+
+bool wki_pass_fuse(wk_ctx *c, const wki_graph *g, wki_groups *out) {
+    int n = g->nnode;
+    fuser f = {.g = g, .n = n, .words = (n + 63) / 64};
+    bool ok = false;
+    *out = (wki_groups){0};
+    size_t m = (size_t)n + 1;
+    f.group = wki_malloc(m * sizeof *f.group);
+    f.dom = wki_malloc(m * sizeof *f.dom);
+    f.cost_inst = wki_calloc(m, sizeof *f.cost_inst);
+    f.cost_opnd = wki_calloc(m, sizeof *f.cost_opnd);
+    f.anc = wki_calloc(m * (size_t)(f.words ? f.words : 1), sizeof *f.anc);
+    f.writer = wki_malloc(((size_t)g->nbuf + 1) * sizeof *f.writer);
+    f.producer = wki_malloc(((size_t)g->nbuf + 1) * sizeof *f.producer);
+    if (!f.producer || !f.group || !f.dom || !f.cost_inst || !f.cost_opnd || !f.anc || !f.writer) {
+        wki_fail(c, WK_NOMEM, "no host memory for the fusion pass");
+        goto end;
+    }
+    if (!dependences(c, &f))
+        goto end;
+    for (int b = 0; b < g->nbuf; b++)
+        f.writer[b] = f.producer[b] = -1;
+    for (int i = 0; i < n; i++) {
+        const wki_gnode *nd = &g->node[i];
+        f.group[i] = i;
+        f.dom[i] = nd->dead ? (domain){.ndim = -1} : wki_node_domain(g, nd);
+        if (nd->dead)
+            continue;
+        const wki_loop *l = wki_node_loop(g, nd);
+        f.cost_inst[i] = l ? l->ninst : 0;
+        f.cost_opnd[i] = l ? l->nload + l->nstore : 0;
+        uint64_t *a = f.anc + (size_t)i * (size_t)f.words;
+        for (int d = f.dep0[i]; d < f.dep0[i + 1]; d++) {
+            int k = f.group[f.dep[d]];
+            const uint64_t *ak = f.anc + (size_t)k * (size_t)f.words;
+            for (int w = 0; w < f.words; w++)
+                a[w] |= ak[w];
+            a[k >> 6] |= 1ull << (k & 63);
+        }
+        for (int j = 0; j < nd->nin; j++) /* a buffer that an in-place op wrote has no producer to join */
+            if (g->ref[nd->ref0 + j].buf >= 0 && wki_node_writes(nd, j))
+                f.writer[g->ref[nd->ref0 + j].buf] = -1;
+        if (f.dom[i].ndim >= 0)
+            try_join(&f, i);
+        for (int j = 0; j < nd->nout; j++)
+            f.writer[g->ref[nd->ref0 + nd->nin + j].buf] = f.producer[g->ref[nd->ref0 + nd->nin + j].buf] = i;
+    }
+    ok = order(c, &f, out);
+end:
+    wki_free(f.group);
+    wki_free(f.dom);
+    wki_free(f.cost_inst);
+    wki_free(f.cost_opnd);
+    wki_free(f.anc);
+    wki_free(f.writer);
+    wki_free(f.producer);
+    wki_free(f.dep);
+    wki_free(f.dep0);
+    if (!ok)
+        wki_groups_free(out);
+    return ok;
+}

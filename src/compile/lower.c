@@ -1,0 +1,422 @@
+/* Lowering: groups of ops become steps. Loop programs of a group's ops are spliced into one; a value that a later op of the
+ * group reads exactly as it was written stays in a register, and a buffer that nobody else reads disappears. */
+#include <string.h>
+
+#include "compile/plan.h"
+#include "ops/bind.h"
+
+typedef struct known { /* a value of the program that equals an operand */
+    int32_t buf;
+    int64_t off;
+    int64_t stride[WK_MAX_DIMS];
+    int16_t value;
+    uint8_t level, dtype;
+} known;
+
+typedef struct splicer {
+    wk_ctx *c;
+    const wki_plan *p;
+    const wki_graph *g;
+    wki_step *s;
+    wki_domain d;
+    const uint8_t *escapes; /* per buffer: somebody outside the group needs it */
+    wki_inst inst[WKI_LOOP_MAX_INST];
+    int ninst;
+    known table[WKI_LOOP_MAX_OPERANDS * 4];
+    int nknown;
+    struct {
+        int32_t buf;
+        int64_t off, stride[WK_MAX_DIMS];
+        uint8_t dtype;
+    } load[WKI_LOOP_MAX_OPERANDS], store[WKI_LOOP_MAX_OPERANDS];
+    int nload, nstore;
+    int32_t va[WKI_LOOP_MAX_INST], rng[WKI_LOOP_MAX_INST];
+    int nva, nrng;
+} splicer;
+
+static int emit(splicer *x, wki_inst i) {
+    if (x->ninst == WKI_LOOP_MAX_INST)
+        return -1;
+    x->inst[x->ninst] = i;
+    return x->ninst++;
+}
+
+static void remember(splicer *x, const wki_gref *f, const int64_t *stride, int value, int level) {
+    if (x->nknown == (int)(sizeof x->table / sizeof *x->table))
+        return;
+    known *k = &x->table[x->nknown++];
+    *k = (known){.buf = f->buf, .off = f->off, .value = (int16_t)value, .level = (uint8_t)level, .dtype = f->dtype};
+    memcpy(k->stride, stride, sizeof k->stride);
+}
+
+static int find(const splicer *x, const wki_gref *f, const int64_t *stride, int level) {
+    for (int i = x->nknown - 1; i >= 0; i--) {
+        const known *k = &x->table[i];
+        if (k->buf == f->buf && k->off == f->off && k->dtype == f->dtype && (level == WKI_ELEM || k->level == WKI_ROWV) &&
+            !memcmp(k->stride, stride, (size_t)x->d.ndim * 8))
+            return k->value;
+    }
+    return -1;
+}
+
+static int splice_load(splicer *x, wki_inst in, const wki_gref *f, const int64_t *stride) {
+    int v = find(x, f, stride, in.level);
+    if (v >= 0)
+        return v;
+    int o = -1;
+    for (int i = 0; i < x->nload; i++)
+        if (x->load[i].buf == f->buf && x->load[i].off == f->off && x->load[i].dtype == f->dtype &&
+            !memcmp(x->load[i].stride, stride, (size_t)x->d.ndim * 8))
+            o = i;
+    if (o < 0) {
+        if (x->nload == WKI_LOOP_MAX_OPERANDS)
+            return -1;
+        o = x->nload++;
+        x->load[o].buf = f->buf;
+        x->load[o].off = f->off;
+        x->load[o].dtype = f->dtype;
+        memcpy(x->load[o].stride, stride, sizeof x->load[o].stride);
+    }
+    in.a = (int16_t)o;
+    v = emit(x, in);
+    if (v >= 0)
+        remember(x, f, stride, v, in.level);
+    return v;
+}
+
+static bool splice_store(splicer *x, wki_inst in, const wki_gref *f, const int64_t *stride) {
+    remember(x, f, stride, in.b, in.level);
+    if (!x->escapes[f->buf])
+        return true;
+    if (x->nstore == WKI_LOOP_MAX_OPERANDS)
+        return false;
+    int o = x->nstore++;
+    x->store[o].buf = f->buf;
+    x->store[o].off = f->off;
+    x->store[o].dtype = f->dtype;
+    memcpy(x->store[o].stride, stride, sizeof x->store[o].stride);
+    in.a = (int16_t)o; /* moved past the loads at the end */
+    return emit(x, in) >= 0;
+}
+
+/* Appends one op's program. */
+static bool splice(splicer *x, const wki_gnode *n) {
+    const wki_loop *l = wki_node_loop(x->g, n);
+    wki_domain own = wki_node_domain(x->g, n);
+    bool row = wki_domain_row(&x->d, &own);
+    int16_t map[WKI_LOOP_MAX_INST];
+    for (int i = 0; i < l->ninst; i++) {
+        wki_inst in = l->inst[i];
+        if (row)
+            in.level = WKI_ROWV;
+        else if (!x->d.red)
+            in.level = WKI_ELEM;
+        int v = -1;
+        if (in.code == WKI_L_LOAD || in.code == WKI_L_STORE) {
+            int at = in.code == WKI_L_LOAD ? in.a : n->nin + (in.a - l->nload);
+            const wki_gref *f = &x->g->ref[n->ref0 + at];
+            int64_t stride[WK_MAX_DIMS] = {0};
+            if (!wki_map_ref(&x->d, &own, n, f, stride))
+                return wki_fail(x->c, WK_INTERNAL, "lowering: operand %d of %s does not fit its domain", at, n->op->name);
+            if (in.code == WKI_L_STORE) {
+                in.b = map[in.b];
+                if (!splice_store(x, in, f, stride))
+                    goto full;
+                continue;
+            }
+            v = splice_load(x, in, f, stride);
+        } else {
+            switch ((wki_loop_code)in.code) {
+            case WKI_L_PRIM:
+                in.a = in.a >= 0 ? map[in.a] : in.a;
+                in.b = in.b >= 0 ? map[in.b] : in.b;
+                in.c = in.c >= 0 ? map[in.c] : in.c;
+                break;
+            case WKI_L_REDUCE: in.a = map[in.a]; break;
+            case WKI_L_CHECK:
+                in.a = map[in.a];
+                in.imm.i = n->op->id;
+                break;
+            case WKI_L_ARG:
+                x->va[x->nva] = n->va0 + in.a;
+                in.a = (int16_t)x->nva++;
+                break;
+            case WKI_L_RNG:
+                x->rng[x->nrng] = n->rng;
+                in.a = (int16_t)x->nrng++;
+                break;
+            default: break;
+            }
+            v = emit(x, in);
+        }
+        if (v < 0)
+            goto full;
+        map[i] = (int16_t)v;
+    }
+    return true;
+full:
+    return wki_fail(x->c, WK_INTERNAL, "lowering: a fused program is too large");
+}
+
+/* Instructions whose value nobody uses go; values are renumbered. */
+static void sweep(splicer *x) {
+    uint8_t used[WKI_LOOP_MAX_INST] = {0};
+    int16_t to[WKI_LOOP_MAX_INST];
+    for (int i = x->ninst - 1; i >= 0; i--) {
+        const wki_inst *in = &x->inst[i];
+        if (in->code == WKI_L_STORE || in->code == WKI_L_CHECK)
+            used[i] = 1;
+        if (!used[i])
+            continue;
+        if (in->code == WKI_L_STORE)
+            used[in->b] = 1;
+        else if (in->code == WKI_L_REDUCE || in->code == WKI_L_CHECK)
+            used[in->a] = 1;
+        else if (in->code == WKI_L_PRIM) {
+            if (in->a >= 0)
+                used[in->a] = 1;
+            if (in->b >= 0)
+                used[in->b] = 1;
+            if (in->c >= 0)
+                used[in->c] = 1;
+        }
+    }
+    int n = 0;
+    for (int i = 0; i < x->ninst; i++) {
+        if (!used[i])
+            continue;
+        wki_inst in = x->inst[i];
+        if (in.code == WKI_L_STORE) {
+            in.b = to[in.b];
+            in.a = (int16_t)(in.a + x->nload);
+        } else if (in.code == WKI_L_REDUCE || in.code == WKI_L_CHECK) {
+            in.a = to[in.a];
+        } else if (in.code == WKI_L_PRIM) {
+            in.a = in.a >= 0 ? to[in.a] : in.a;
+            in.b = in.b >= 0 ? to[in.b] : in.b;
+            in.c = in.c >= 0 ? to[in.c] : in.c;
+        }
+        to[i] = (int16_t)n;
+        x->inst[n++] = in;
+    }
+    x->ninst = n;
+}
+
+static bool finish_loop(splicer *x) {
+    wki_step *s = x->s;
+    sweep(x);
+    s->inst = wki_malloc((size_t)(x->ninst + 1) * sizeof *s->inst);
+    s->va = wki_malloc((size_t)(x->nva + 1) * sizeof *s->va);
+    s->rng = wki_malloc((size_t)(x->nrng + 1) * sizeof *s->rng);
+    if (!s->inst || !s->va || !s->rng)
+        return wki_fail(x->c, WK_NOMEM, "no host memory for a plan");
+    memcpy(s->inst, x->inst, (size_t)x->ninst * sizeof *s->inst);
+    memcpy(s->va, x->va, (size_t)x->nva * sizeof *s->va);
+    memcpy(s->rng, x->rng, (size_t)x->nrng * sizeof *s->rng);
+    bool reduces = false;
+    for (int i = 0; i < x->ninst; i++)
+        reduces |= x->inst[i].code == WKI_L_REDUCE;
+    s->prog = (wki_loop){.ninst = (int16_t)x->ninst,
+                         .nload = (int16_t)x->nload,
+                         .nstore = (int16_t)x->nstore,
+                         .narg = (int16_t)x->nva,
+                         .nrng = (int8_t)x->nrng,
+                         .has_reduce = reduces,
+                         .inst = s->inst};
+    wki_order_domain(&s->run, x->d.ndim, x->d.size, x->d.red);
+    s->run.prog = &s->prog;
+    if (x->nload + x->nstore > WKI_LOOP_MAX_OPERANDS)
+        return wki_fail(x->c, WK_INTERNAL, "lowering: a fused program has too many operands");
+    for (int i = 0; i < x->nload + x->nstore; i++) {
+        bool st = i >= x->nload;
+        int j = st ? i - x->nload : i;
+        const int64_t *stride = st ? x->store[j].stride : x->load[j].stride;
+        wki_operand *o = &s->run.opnd[i];
+        o->dtype = st ? x->store[j].dtype : x->load[j].dtype;
+        s->at[i].buf = st ? x->store[j].buf : x->load[j].buf;
+        s->at[i].off = (st ? x->store[j].off : x->load[j].off) * (int64_t)wki_dtype_size((wk_dtype)o->dtype);
+        for (int k = 0; k < x->d.ndim; k++)
+            o->stride[k] = stride[(int)s->run.logical[k]];
+    }
+    return true;
+}
+
+static bool lower_loop(wk_ctx *c, const wki_plan *p, wki_step *s, const int *node, int n, const uint8_t *escapes) {
+    splicer *x = wki_calloc(1, sizeof *x);
+    if (!x)
+        return wki_fail(c, WK_NOMEM, "no host memory for a plan");
+    x->c = c;
+    x->p = p;
+    x->g = p->g;
+    x->s = s;
+    x->escapes = escapes;
+    x->d = wki_node_domain(p->g, &p->g->node[node[0]]);
+    for (int i = 1; i < n; i++) {
+        wki_domain own = wki_node_domain(p->g, &p->g->node[node[i]]);
+        x->d = wki_domain_join(&x->d, &own);
+    }
+    s->kind = WKI_STEP_LOOP;
+    s->op = p->g->node[node[n - 1]].op;
+    bool ok = true;
+    for (int i = 0; i < n && ok; i++)
+        ok = splice(x, &p->g->node[node[i]]);
+    ok = ok && finish_loop(x);
+    wki_free(x);
+    return ok;
+}
+
+static wki_view ref_view(const wki_gref *f) {
+    if (f->buf < 0)
+        return (wki_view){.slot = -1, .dtype = WK_DTYPE_COUNT};
+    return (wki_view){.data = (void *)(uintptr_t)(f->off * (int64_t)wki_dtype_size((wk_dtype)f->dtype)),
+                      .slot = -1,
+                      .ndim = f->ndim,
+                      .dtype = f->dtype,
+                      .plain = f->plain,
+                      .numel = f->numel,
+                      .size = f->size,
+                      .stride = f->stride};
+}
+
+/* An in-place op: its own program, once per tensor. */
+static bool lower_inplace(wk_ctx *c, wki_plan *p, const wki_gnode *n, int multi) {
+    const wki_loop *l = wki_node_loop(p->g, n);
+    int nt = wki_op_tensors(n->op, n->nin, l);
+    wki_view *in = wki_malloc((size_t)(n->nin + 1) * sizeof *in);
+    if (!in)
+        return wki_fail(c, WK_NOMEM, "no host memory for a plan");
+    for (int i = 0; i < n->nin; i++)
+        in[i] = ref_view(&p->g->ref[n->ref0 + i]);
+    bool ok = true;
+    for (int t = 0; t < nt && ok; t++) {
+        wki_step *s = &p->step[p->nstep++];
+        s->kind = WKI_STEP_LOOP;
+        s->op = n->op;
+        s->multi = nt > 1 ? multi : 0;
+        s->prog = *l;
+        s->va = wki_malloc((size_t)(l->narg + 1) * sizeof *s->va);
+        if (!s->va) {
+            ok = wki_fail(c, WK_NOMEM, "no host memory for a plan");
+            break;
+        }
+        for (int i = 0; i < l->narg; i++)
+            s->va[i] = n->va0 + i;
+        ok = wki_bind(n->op, l, in, n->nin, NULL, 0, n->ia, t, &s->run) ||
+             wki_fail(c, WK_INTERNAL, "lowering: operands of %s do not fit", n->op->name);
+        s->run.prog = &s->prog;
+        for (int i = 0; i < l->nload + l->nstore; i++) {
+            int role = i < l->nload ? i : wki_store_role(n->op, i - l->nload);
+            s->at[i].buf = p->g->ref[n->ref0 + role * nt + t].buf;
+            s->at[i].off = (int64_t)(uintptr_t)s->run.opnd[i].data;
+            s->run.opnd[i].data = NULL;
+        }
+    }
+    wki_free(in);
+    return ok;
+}
+
+static bool lower_kernel(wk_ctx *c, wki_plan *p, const wki_gnode *n) {
+    wki_step *s = &p->step[p->nstep++];
+    int nv = n->nin + n->nout;
+    s->kind = (n->op->flags & WKI_OP_USER) ? WKI_STEP_USER : WKI_STEP_KERNEL;
+    s->op = n->op;
+    s->node = n;
+    s->workspace = -1;
+    s->view = wki_malloc((size_t)(nv + 1) * sizeof *s->view);
+    s->view_buf = wki_malloc((size_t)(nv + 1) * sizeof *s->view_buf);
+    if (!s->view || !s->view_buf)
+        return wki_fail(c, WK_NOMEM, "no host memory for a plan");
+    for (int i = 0; i < nv; i++) {
+        s->view[i] = ref_view(&p->g->ref[n->ref0 + i]);
+        s->view_buf[i] = p->g->ref[n->ref0 + i].buf;
+    }
+    if (s->kind == WKI_STEP_USER || p->g->dev == WK_NULL)
+        return true;
+    wki_launch l = {.c = c, .op = n->op, .nin = n->nin, .nout = n->nout, .in = s->view, .out = s->view + n->nin, .ia = n->ia};
+    s->kernel = wki_kernel_find(&l, p->g->dev);
+    if (!s->kernel) {
+        c->cur_op = n->op;
+        return wki_fail(c, WK_DTYPE, "no %s kernel for these shapes and dtypes", wk_device_name(p->g->dev));
+    }
+    int64_t bytes = s->kernel->workspace ? (int64_t)s->kernel->workspace(&l) : 0;
+    if (bytes) {
+        s->workspace = p->nbuf;
+        p->buf[p->nbuf++] = (wki_plan_buf){.kind = WKI_B_ARENA, .bytes = bytes};
+    }
+    return true;
+}
+
+/* Which buffers must exist in memory: live ones, and those read outside the group that makes them. */
+static uint8_t *find_escapes(wk_ctx *c, const wki_graph *g, const wki_groups *gr) {
+    uint8_t *esc = wki_calloc((size_t)g->nbuf + 1, 1);
+    int *maker = wki_malloc(((size_t)g->nbuf + 1) * sizeof *maker);
+    if (!esc || !maker) {
+        wki_fail(c, WK_NOMEM, "no host memory for a plan");
+        wki_free(esc);
+        wki_free(maker);
+        return NULL;
+    }
+    for (int b = 0; b < g->nbuf; b++) {
+        maker[b] = -1;
+        esc[b] = g->buf[b].live || g->buf[b].external || g->buf[g->buf[b].root].written;
+    }
+    for (int k = 0; k < gr->ngroup; k++)
+        for (int i = gr->first[k]; i < gr->first[k + 1]; i++) {
+            const wki_gnode *n = &g->node[gr->node[i]];
+            for (int j = 0; j < n->nout; j++)
+                maker[g->ref[n->ref0 + n->nin + j].buf] = k;
+        }
+    for (int k = 0; k < gr->ngroup; k++)
+        for (int i = gr->first[k]; i < gr->first[k + 1]; i++) {
+            const wki_gnode *n = &g->node[gr->node[i]];
+            for (int j = 0; j < n->nin; j++) {
+                int b = g->ref[n->ref0 + j].buf;
+                if (b >= 0 && maker[b] != k)
+                    esc[b] = 1;
+            }
+        }
+    wki_free(maker);
+    return esc;
+}
+
+bool wki_lower(wk_ctx *c, wki_plan *p, const wki_groups *gr) {
+    const wki_graph *g = p->g;
+    int max_steps = gr->ngroup + 1;
+    for (int i = 0; i < g->nnode; i++)
+        if (g->node[i].op->nin < 0)
+            max_steps += g->node[i].nin;
+    uint8_t *esc = find_escapes(c, g, gr);
+    p->step = wki_calloc((size_t)max_steps, sizeof *p->step);
+    p->buf = wki_calloc((size_t)g->nbuf + (size_t)gr->ngroup + 1, sizeof *p->buf);
+    bool ok = esc && p->step && p->buf;
+    if (esc && !ok)
+        wki_fail(c, WK_NOMEM, "no host memory for a plan");
+    p->nbuf = g->nbuf;
+    for (int b = 0; ok && b < g->nbuf; b++) {
+        const wki_gbuf *gb = &g->buf[b];
+        p->buf[b] = (wki_plan_buf){.kind = gb->external ? WKI_B_EXTERNAL : gb->live ? WKI_B_OUTPUT : WKI_B_GONE,
+                                   .pinned = gb->pinned,
+                                   .written = g->buf[gb->root].written,
+                                   .bytes = gb->bytes};
+    }
+    for (int k = 0; ok && k < gr->ngroup; k++) {
+        const int *node = gr->node + gr->first[k];
+        int n = gr->first[k + 1] - gr->first[k];
+        const wki_gnode *first = &g->node[node[0]];
+        bool loop = wki_node_loop(g, first) != NULL;
+        if (loop && first->nout)
+            ok = lower_loop(c, p, &p->step[p->nstep++], node, n, esc);
+        else if (loop)
+            ok = lower_inplace(c, p, first, k + 1);
+        else
+            ok = lower_kernel(c, p, first);
+        for (int i = 0; ok && i < n; i++)
+            for (int j = 0; j < g->node[node[i]].nout; j++) {
+                int b = g->ref[g->node[node[i]].ref0 + g->node[node[i]].nin + j].buf;
+                if (p->buf[b].kind == WKI_B_GONE && (esc[b] || !loop))
+                    p->buf[b].kind = WKI_B_ARENA;
+            }
+    }
+    wki_free(esc);
+    return ok;
+}

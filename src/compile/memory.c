@@ -1,0 +1,102 @@
+/* The memory plan: lifetimes of arena buffers over the steps, then offsets. Largest first, each at the lowest place where no
+ * buffer alive at the same time is; ties by number, so that the result depends on the plan alone. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "compile/plan.h"
+
+enum { ALIGN = 64 };
+
+typedef struct life {
+    int buf, first, last;
+    int64_t size, at;
+} life;
+
+static void touch(life *l, int32_t buf, int step) {
+    if (buf < 0)
+        return;
+    if (l[buf].first < 0)
+        l[buf].first = step;
+    l[buf].last = step;
+}
+
+static int by_size(const void *a, const void *b) {
+    const life *x = *(life *const *)a, *y = *(life *const *)b;
+    if (x->size != y->size)
+        return x->size < y->size ? 1 : -1;
+    return x->buf - y->buf;
+}
+
+static int by_place(const void *a, const void *b) {
+    const life *x = *(life *const *)a, *y = *(life *const *)b;
+    return (x->at > y->at) - (x->at < y->at);
+}
+
+static int64_t lower_bound(const wki_plan *p, const life *l) {
+    int64_t best = 0, *delta = wki_calloc((size_t)p->nstep + 2, sizeof *delta);
+    if (!delta)
+        return 0;
+    for (int b = 0; b < p->nbuf; b++)
+        if (l[b].first >= 0 && p->buf[b].kind == WKI_B_ARENA) {
+            delta[l[b].first] += l[b].size;
+            delta[l[b].last + 1] -= l[b].size;
+        }
+    int64_t now = 0;
+    for (int s = 0; s <= p->nstep; s++) {
+        now += delta[s];
+        if (now > best)
+            best = now;
+    }
+    wki_free(delta);
+    return best;
+}
+
+bool wki_pass_memory(wk_ctx *c, wki_plan *p) {
+    size_t n = (size_t)p->nbuf + 1;
+    life *l = wki_malloc(n * sizeof *l), **todo = wki_malloc(n * sizeof *todo), **busy = wki_malloc(n * sizeof *busy);
+    bool ok = l && todo && busy;
+    if (!ok) {
+        wki_fail(c, WK_NOMEM, "no host memory for the memory plan");
+        goto end;
+    }
+    for (int b = 0; b < p->nbuf; b++)
+        l[b] = (life){.buf = b, .first = -1, .last = -1, .size = (p->buf[b].bytes + ALIGN - 1) / ALIGN * ALIGN, .at = -1};
+    for (int i = 0; i < p->nstep; i++) {
+        const wki_step *s = &p->step[i];
+        if (s->kind == WKI_STEP_LOOP) {
+            for (int o = 0; o < s->prog.nload + s->prog.nstore; o++)
+                touch(l, s->at[o].buf, i);
+        } else {
+            for (int o = 0; o < s->node->nin + s->node->nout; o++)
+                touch(l, s->view_buf[o], i);
+            touch(l, s->workspace, i);
+        }
+    }
+    int m = 0;
+    for (int b = 0; b < p->nbuf; b++)
+        if (p->buf[b].kind == WKI_B_ARENA && l[b].first >= 0)
+            todo[m++] = &l[b];
+    qsort(todo, (size_t)m, sizeof *todo, by_size);
+    for (int i = 0; i < m; i++) {
+        life *v = todo[i];
+        int nb = 0;
+        for (int j = 0; j < i; j++)
+            if (todo[j]->first <= v->last && v->first <= todo[j]->last)
+                busy[nb++] = todo[j];
+        qsort(busy, (size_t)nb, sizeof *busy, by_place);
+        int64_t at = 0;
+        for (int j = 0; j < nb && at + v->size > busy[j]->at; j++)
+            if (busy[j]->at + busy[j]->size > at)
+                at = busy[j]->at + busy[j]->size;
+        v->at = at;
+        p->buf[v->buf].arena = at;
+        if (at + v->size > p->arena_bytes)
+            p->arena_bytes = at + v->size;
+    }
+    p->lower_bound = lower_bound(p, l);
+end:
+    wki_free(l);
+    wki_free(todo);
+    wki_free(busy);
+    return ok;
+}
