@@ -1,7 +1,7 @@
 # The short names of what one does with Wick; the build itself is CMakeLists.txt.
 BUILD ?= build
 JOBS ?= $(shell nproc)
-CMAKE_ARGS ?=
+CMAKE_ARGS ?= -DWICK_WERROR=OFF
 TESTFLAGS ?=
 BENCH ?= overhead compile
 DEMOFLAGS ?=
