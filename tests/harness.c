@@ -51,6 +51,11 @@ void wkt_register(wkt_test *t) {
 
 bool wkt_quick(void) { return run.quick; }
 
+const char *wkt_dir(void) {
+    const char *moved = getenv("WICK_TEST_DIR");
+    return moved && *moved ? moved : WKT_DIR;
+}
+
 double wkt_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -408,7 +413,7 @@ static void help(const char *program) {
            "  --fork           a process for each test (the default without a sanitizer)\n"
            "  --no-fork        all tests in this process\n"
            "environment: WICK_TEST_SEED (random inputs), WICK_TEST_TIMEOUT (seconds a test may take),\n"
-           "             WICK_REQUIRE_CUDA (skips become failures)\n"
+           "             WICK_REQUIRE_CUDA (skips become failures), WICK_TEST_DIR (where their data is)\n"
            "exit status: 0 all passed, 1 a failure, 2 wrong usage, %d no test ran\n",
            program, EXIT_NOTHING_RAN);
 }

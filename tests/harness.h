@@ -82,5 +82,8 @@ void wkt_fill_normal(float *p, size_t n, double scale);
 /* True under --quick (sanitizer and CI subsets): tests with a size to choose take a small one. */
 bool wkt_quick(void);
 
+/* The tests' directory, where their data lies; WICK_TEST_DIR overrides it where the tree has moved. */
+const char *wkt_dir(void);
+
 /* Monotonic time in seconds. */
 double wkt_now(void);

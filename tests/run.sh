@@ -6,6 +6,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 build=${1:?usage: tests/run.sh BUILD_DIR [options]}
 shift
+export WICK_TEST_DIR=$PWD/tests
 passed=0 failed=0 skipped=0
 log=$(mktemp) || exit 1
 trap 'rm -f "$log"' EXIT
