@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""PyTorch's figures on the first CUDA device, eager: a training step of the demo's network at batch 128 and of
-the tiny MLP. Three figures for each, over 200 steps after 20 of warm-up: `_event`, the median time between CUDA
-events around one step; `_host`, the median of one step and a synchronize by the host's clock; `_stream`, the mean
-of a run of steps without a synchronize between them, which is what a loop that reads no loss pays. cuDNN picks
+"""PyTorch's figures on the first CUDA device, eager: a training step of the demo's network at batch 128 and
+of the tiny MLP. Three figures for each, over 200 steps after 20 of warm-up: `_event`, the median time between
+CUDA events around one step; `_host`, the median of one step and a synchronize by the host's clock; `_stream`,
+the mean of a run of steps with no synchronize between them, what a loop that reads no loss pays. cuDNN picks
 its algorithms by measuring; TF32 is as PyTorch has it by default (convolutions yes, matmul no).
 
     python bench/peers/torch_cuda.py [--json] [--no-tf32]

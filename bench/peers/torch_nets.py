@@ -1,5 +1,5 @@
-"""The networks that Wick's benches time, as a PyTorch user writes them, and the one way both peer benches report:
-with --json one object a line {bench, case, value, unit, threads, device, version}."""
+"""The networks that Wick's benches time, as a PyTorch user writes them, and the one way both peer benches
+report: with --json one object a line {bench, case, value, unit, threads, device, version}."""
 import json
 
 import torch
@@ -11,7 +11,8 @@ def mlp_step(device):
     """64-64-64-10, batch 32, fused AdamW; the same batch again and again."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    return train_step(net.to(device), torch.randn(32, 64, device=device), torch.randint(0, 10, (32,), device=device))
+    x = torch.randn(32, 64, device=device)
+    return train_step(net.to(device), x, torch.randint(0, 10, (32,), device=device))
 
 
 def cnn_step(device, batch=128):
