@@ -70,6 +70,17 @@ static void add_from_env(places *p, const char *variable, const char *suffix) {
 
 #define PACKAGES "/lib/python3*/site-packages/nvidia/*/lib"
 
+/* The length of the directory above the one that the first n characters name; 0 when there is none. */
+static size_t parent_length(const char *path, size_t n) {
+    while (n && path[n - 1] == '/')
+        n--;
+    while (n && path[n - 1] != '/')
+        n--;
+    while (n && path[n - 1] == '/')
+        n--;
+    return n;
+}
+
 /* The site-packages of the python3 that PATH finds: DIR/bin/python3 has DIR/lib/python3.N. */
 static void add_python_on_path(places *p) {
     const char *path = getenv("PATH");
@@ -78,11 +89,7 @@ static void add_python_on_path(places *p) {
         char file[PATH_MAX];
         if (n && (size_t)snprintf(file, sizeof file, "%.*s/python3", (int)n, path) < sizeof file &&
             access(file, X_OK) == 0) {
-            while (n && path[n - 1] != '/')
-                n--;
-            while (n && path[n - 1] == '/')
-                n--;
-            add_joined(p, path, n, PACKAGES);
+            add_joined(p, path, parent_length(path, n), PACKAGES);
             return;
         }
         path += n + (path[n] == ':');
