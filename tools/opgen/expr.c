@@ -46,17 +46,17 @@ static expr *binary(const char *operator, expr *a, expr *b)
     return e;
 }
 
-static void call_arguments(parser *s, expr *e)
+static void call_arguments(parser *s, expr *e, const char *close)
 {
-    if (accept(s, ")"))
+    if (accept(s, close))
         return;
     do {
         if (e->narg == 8)
             fail_at(s->line, "more than 8 arguments in '%s'", s->all);
         e->arg[e->narg++] = comparison(s);
     } while (accept(s, ","));
-    if (!accept(s, ")"))
-        fail_at(s->line, "')' expected at '%s'", s->p);
+    if (!accept(s, close))
+        fail_at(s->line, "'%s' expected at '%s'", close, s->p);
 }
 
 static expr *primary(parser *s)
@@ -66,6 +66,11 @@ static expr *primary(parser *s)
         expr *e = comparison(s);
         if (!accept(s, ")"))
             fail_at(s->line, "')' expected at '%s'", s->p);
+        return e;
+    }
+    if (accept(s, "[")) {
+        expr *e = node(E_LIST, NULL);
+        call_arguments(s, e, "]");
         return e;
     }
     if (isdigit((unsigned char)*s->p) || *s->p == '.') {
@@ -89,7 +94,7 @@ static expr *primary(parser *s)
             return e;
         }
         expr *e = node(E_CALL, name);
-        call_arguments(s, e);
+        call_arguments(s, e, ")");
         return e;
     }
     fail_at(s->line, *s->p ? "unexpected '%s'" : "expression ends too early%s", s->p);

@@ -189,6 +189,8 @@ static int compile(compiler *s, const expr *e, char want) {
         int v[2] = {constant(s, 0, 'I'), a};
         return emit_prim(s, "isub", 2, v);
     }
+    case E_LIST:
+        break;
     }
     fail_at(s->line, "bad expression");
 }

@@ -95,7 +95,7 @@ bool has_flag(const op *o, const char *flag);
 bool is_structural(attr_kind k);
 
 /* ---- expressions ---- */
-typedef enum ekind { E_NUM, E_NAME, E_CALL, E_BIN, E_NEG } ekind;
+typedef enum ekind { E_NUM, E_NAME, E_CALL, E_BIN, E_NEG, E_LIST } ekind;
 typedef struct expr {
     ekind kind;
     double num;

@@ -95,7 +95,7 @@ static bool fact(gen *s, const expr *e, value *v) {
     else if (dtype)
         *v = (value){V_DTYPE, format("(wk_dtype)n->meta[%d].dtype", i), NULL};
     else
-        *v = (value){V_NUMBER, format("wki_meta_size(&n->meta[%d], %s)", i, compile(s, e->arg[1]).c), NULL};
+        *v = (value){V_NUMBER, format("wki_meta_size(&n->meta[%d], (int)(%s))", i, compile(s, e->arg[1]).c), NULL};
     return true;
 }
 
@@ -197,6 +197,13 @@ static value compile(gen *s, const expr *e) {
             return (value){V_NUMBER, format("(-%s)", a.c), NULL};
         if (a.kind == V_TENSOR)
             return apply1(s, "neg", a);
+        break;
+    }
+    case E_LIST: {
+        const char *items = "";
+        for (int i = 0; i < e->narg; i++)
+            items = format("%s%s%s", items, i ? ", " : "", compile(s, e->arg[i]).c);
+        return (value){V_LIST, format("(const int64_t[]){%s}", items), format("%d", e->narg)};
     }
     }
     fail_at(s->line, "a tensor or number is needed here");
