@@ -50,6 +50,15 @@ typedef struct wki_kernel {
 /* First row of (op, device) whose predicate holds; NULL when none. WICK_TRACE=dispatch tells which and why not. */
 const wki_kernel *wki_kernel_find(const wki_launch *l, wk_device dev);
 
+/* Rows of an op, adjacent, the first one; NULL when it has none (backend/kernels.c). */
+const wki_kernel *wki_kernels_of(uint16_t op);
+
+/* A user op's C function on host memory (ops/user.c). */
+bool wki_user_launch(const wki_launch *l);
+
+/* Turns what a CHECK instruction left in `fault` into the context's error; returns false. */
+bool wki_report_fault(wk_ctx *c, int32_t fault);
+
 /* CPU: runs a loop program now. backend/cpu/loop.c. Returns false when out of memory (caller reports). */
 bool wki_loop_cpu(const wki_loop_run *r, wki_isa isa, wki_pool *pool);
 /* The slow twin that defines loop programs: scalar, one element at a time, any strides. */

@@ -123,6 +123,8 @@ static bool run_kernel(wk_ctx *c, wki_call *k) {
     for (int i = 0; i < k->nout; i++)
         view_of(&out[i], k->out[i]);
     wki_launch l = {.c = c, .op = k->op, .nin = k->nin, .nout = k->nout, .in = in, .out = out, .ia = k->ia, .va = k->va};
+    if (k->op->flags & WKI_OP_USER)
+        return wki_user_launch(&l);
     const wki_kernel *kern = wki_kernel_find(&l, WK_CPU);
     if (!kern)
         return wki_fail(c, WK_DTYPE, "no CPU kernel for these shapes and dtypes");
@@ -145,8 +147,6 @@ static bool eager(wk_ctx *c, wki_call *k) {
         if (!t->st)
             return false;
     }
-    if (k->op->flags & WKI_OP_USER)
-        return wki_user_run(c, k);
     const wki_loop *loop = k->op->loop ? wki_op_loop(k->op, k->nin ? (wk_dtype)k->in[0]->dtype : WK_DTYPE_COUNT,
                                                      k->nout ? (wk_dtype)k->out[0]->dtype : WK_DTYPE_COUNT)
                                        : NULL;

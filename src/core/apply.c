@@ -29,8 +29,9 @@ static bool bad_call(wk_ctx *c, wki_call *k) {
 
 static int dtype_rank(wk_dtype d) { return (int)d; } /* dtype.def is in promotion order */
 
-/* Casts the inputs to their common dtype; `cast` receives the replaced input array. */
-static bool promote(wk_ctx *c, wki_call *k, wki_tensor **cast) {
+/* Casts the inputs to their common dtype and applies the op to those. */
+static bool promote(wk_ctx *c, wki_call *k) {
+    wki_tensor *cast[8], *const *given = k->in;
     int best = -1;
     for (int i = 0; i < k->nin; i++)
         if (k->in[i] && dtype_rank((wk_dtype)k->in[i]->dtype) > best)
@@ -41,12 +42,14 @@ static bool promote(wk_ctx *c, wki_call *k, wki_tensor **cast) {
         if (k->in[i] && k->in[i]->dtype != best) {
             cast[i] = wki_cast(c, k->in[i], best);
             if (cast[i] == c->poison)
-                return false;
+                return bad_call(c, k);
         }
     }
     c->cur_op = op;
     k->in = cast;
-    return true;
+    bool ok = wki_apply(c, k);
+    k->in = given;
+    return ok;
 }
 
 /* A view's flags: contiguous, and whole only if it shows its storage exactly as its base does. */
@@ -99,9 +102,8 @@ bool wki_apply(wk_ctx *c, wki_call *k) {
             return bad_call(c, k);
         }
     }
-    wki_tensor *cast[8];
-    if (mixed && (op->flags & WKI_OP_PROMOTE) && !promote(c, k, cast))
-        return bad_call(c, k);
+    if (mixed && (op->flags & WKI_OP_PROMOTE))
+        return promote(c, k);
     int made = 0;
     for (; made < k->nout; made++)
         if (!(k->out[made] = wki_tensor_new(c)))
