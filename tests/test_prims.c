@@ -108,8 +108,10 @@ void wkt_prims_compare(const wkt_prim_table *got) {
     void *buffer[5] = {0};
     for (int i = 0; i < 5; i++) {
         buffer[i] = aligned_alloc(64, n * 4);
-        if (!CHECK(buffer[i] != NULL))
+        if (!buffer[i]) {
+            FAIL("out of memory");
             goto out;
+        }
         memset(buffer[i], 0, n * 4);
     }
     for (int prim = 0; prim < WKT_PRIMS; prim++) {
