@@ -1,5 +1,5 @@
-/* What the tests of the scalar primitives share: for each target a table of functions that run one primitive over
- * arrays, made from prims.def, and the comparison of two such tables on random and special bit patterns. */
+/* What the tests of the scalar primitives share: for each target a table of functions that run one primitive
+ * over arrays, made from prims.def, and the comparison of two such tables on random and special bits. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

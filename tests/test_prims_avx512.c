@@ -1,5 +1,5 @@
-/* The vector primitives of the AVX-512 tier against scalar C. Compiled for the tier by GCC's pragma, so that the test
- * needs no flags; elsewhere, and on processors without it, it is skipped. */
+/* The vector primitives of the AVX-512 tier against scalar C. Compiled for the tier by GCC's pragma, so that
+ * the test needs no flags; elsewhere, and on processors without it, it is skipped. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma")
 #endif

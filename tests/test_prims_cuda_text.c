@@ -1,5 +1,5 @@
-/* The CUDA text of the primitives, run on the CPU: the prelude and prim_math.inc as generated programs carry them,
- * under C definitions of the CUDA built-ins they use, against scalar C. */
+/* The CUDA text of the primitives, run on the CPU: the prelude and prim_math.inc as generated programs carry
+ * them, under C definitions of the CUDA built-ins they use, against scalar C. */
 #include "harness.h"
 #include "prims.h"
 

@@ -1,6 +1,6 @@
-/* The scalar primitives in C, one element at a time: wks_exp(x) and so on for every row of prims.def, with masks of
- * -1/0 as that file says, and wks_uniform/wks_normal(seed, seq, index). All inline; calls nothing but libm's
- * sqrtf and fmaf where the compiler has no instruction for them. Compile with -ffp-contract=off. */
+/* The scalar primitives in C, one element at a time: wks_exp(x) and so on for every row of prims.def, with
+ * masks of -1/0 as that file says, and wks_uniform/wks_normal(seed, seq, index). All inline; calls nothing
+ * but libm's sqrtf and fmaf where the compiler has no instruction for them. Needs -ffp-contract=off. */
 #ifndef WKI_OPS_PRIM_SCALAR_H
 #define WKI_OPS_PRIM_SCALAR_H
 
@@ -55,7 +55,7 @@ static inline __attribute__((always_inline, unused)) float wks_float_of(int32_t 
 #define WK_SQRT(x) __builtin_sqrtf(x)
 #define WK_FMA(a, b, c) __builtin_fmaf(a, b, c)
 #define WK_SCALE(x, t) wks_scale(x, t)
-#define WK_TRIG_FAR(a, quarter, near) (wks_abs(a) > WK_TRIG_NEAR ? wks_trig_far(a, quarter) : (near))
+#define WK_TRIG_FAR(m, a, quarter, r) ((m) ? wks_trig_far(a, quarter) : (r))
 
 #include "prim_math.inc"
 

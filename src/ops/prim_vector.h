@@ -1,14 +1,15 @@
-/* The scalar primitives over vectors, for files compiled once per instruction set: the width and the few intrinsics
- * follow from the flags of the including file, the results do not. Two faces with the same names and bits:
+/* The scalar primitives over vectors, for files compiled once per instruction set: the width and the few
+ * intrinsics follow from the flags of the including file, the results do not. Two faces, equal to the bit:
  *
- *   wkn_exp(wki_nf) ...  native width, WKI_LANES lanes (16 with AVX-512, 8 with AVX2, else 4): what loops should use
- *   wkv_exp(wki_vf) ...  16 lanes everywhere, made of native pieces; one and the same with AVX-512
+ *   wkn_exp(wki_nf)  the native width, WKI_LANES lanes: 16 with AVX-512, 8 with AVX2, else 4; the fast one
+ *   wkv_exp(wki_vf)  always 16 lanes, made of native pieces; with AVX-512 the same thing
  *
- * for every row of prims.def, masks of -1/0 as that file says. wkn_uniform/wkn_normal(seed, seq, base) give the
- * elements base, base + 1, ... of an op's random stream; base must be a multiple of 4.
+ * and so on for every row of prims.def, masks of -1/0 as that file says. wkn_uniform and wkn_normal(seed,
+ * seq, base) give the elements base, base + 1, ... of an op's random stream; base must be a multiple of 4.
  *
- * Everything is inline, so the ABI of wide vectors never matters, whatever -Wpsabi says. GCC prints a note about it
- * once a file all the same: give -Wno-psabi. Also needs -ffp-contract=off. Vectors are GCC's and Clang's. */
+ * Everything is inline, so how wide vectors are passed never matters; GCC notes it once a file all the same
+ * unless given -Wno-psabi. Needs -ffp-contract=off and the vector extensions of GCC and Clang. May call
+ * prim_scalar.h alone. */
 #ifndef WKI_OPS_PRIM_VECTOR_H
 #define WKI_OPS_PRIM_VECTOR_H
 
@@ -97,7 +98,7 @@ WK_FN wki_ni wkn_blend(wki_ni m, wki_ni a, wki_ni b) { return (m & a) | (~m & b)
 #define WK_UPPER(a, b) WK_SEL(WK_LT(b, a), a, b)
 #define WK_SQRT(x) wkn_lane_sqrt(x)
 #define WKI_ANY(m) (((wki_nu64)(m))[0] != 0 || ((wki_nu64)(m))[1] != 0)
-#define WKI_MUL_EVEN(a, b) (((wki_nu64)(a) & 0xffffffffu) * ((wki_nu64)(b) & 0xffffffffu))
+#define WKI_MUL_EVEN(a, b) (((wki_nu64)(a)&0xffffffffu) * ((wki_nu64)(b)&0xffffffffu))
 WK_FN wki_nf wkn_lane_sqrt(wki_nf x) {
     for (int i = 0; i < WKI_LANES; i++)
         x[i] = __builtin_sqrtf(x[i]);
@@ -120,10 +121,10 @@ WK_FN wki_nf wkn_lane_fma(wki_nf a, wki_nf b, wki_nf c) {
 typedef double wki_d2 __attribute__((vector_size(16)));
 typedef int64_t wki_l2 __attribute__((vector_size(16)));
 
-/* In double a*b is exact and a*b + c is rounded to odd (Boldo and Melquiond 2008): where the sum is inexact and its
- * last bit even, it moves one step towards the error that Knuth's two-sum finds. With 53 >= 2 * 24 + 2 bits the
- * rounding to float that follows is then the only one. Where s is infinite or NaN so is the error, which moves
- * nothing. */
+/* In double a*b is exact and a*b + c is rounded to odd (Boldo and Melquiond 2008): where the sum is inexact
+ * and its last bit even, it moves one step towards the error that Knuth's two-sum finds. With 53 >= 2 * 24 +
+ * 2 bits the rounding to float that follows is then the only one. Where s is infinite or NaN so is the error,
+ * which moves nothing. */
 WK_FN wki_nf wkn_double_fma(wki_nf a, wki_nf b, wki_nf c) {
     wki_nf r;
     for (int k = 0; k < WKI_LANES; k += 2) {
@@ -157,20 +158,17 @@ WK_FN wki_nf wkn_double_fma(wki_nf a, wki_nf b, wki_nf c) {
 #define WK_SHL(i, n) ((wki_ni)((wki_nu)(i) << (n)))
 #define WK_SHR(i, n) ((i) >> (n))
 #define WK_USHR(i, n) ((wki_ni)((wki_nu)(i) >> (n)))
-#define WK_TRIG_FAR(a, quarter, near) wkn_trig_far(a, quarter, near)
+#define WK_TRIG_FAR(m, a, quarter, r) wkn_trig_far(m, a, quarter, r)
 
-WK_FN_RARE wki_nf wkn_trig_far_lanes(wki_nf a, int32_t quarter, wki_nf near) {
+WK_FN_RARE wki_nf wkn_trig_far_lanes(wki_ni far, wki_nf a, int32_t quarter, wki_nf r) {
     for (int i = 0; i < WKI_LANES; i++)
-        if (__builtin_fabsf(a[i]) > 8192.0f)
-            near[i] = wks_trig_far(a[i], quarter);
-    return near;
+        if (far[i])
+            r[i] = wks_trig_far(a[i], quarter);
+    return r;
 }
 
-WK_FN wki_nf wkn_trig_far(wki_nf a, int32_t quarter, wki_nf near) {
-    wki_nf mag = (wki_nf)((wki_ni)a & 0x7fffffff);
-    if (__builtin_expect(WKI_ANY(WK_LT(WK_FC(8192.0f), mag)), 0))
-        return wkn_trig_far_lanes(a, quarter, near);
-    return near;
+WK_FN wki_nf wkn_trig_far(WK_M far, wki_nf a, int32_t quarter, wki_nf r) {
+    return __builtin_expect(WKI_ANY(far), 0) ? wkn_trig_far_lanes(WK_MASK(far), a, quarter, r) : r;
 }
 
 #include "prim_math.inc"
@@ -178,24 +176,30 @@ WK_FN wki_nf wkn_trig_far(wki_nf a, int32_t quarter, wki_nf near) {
 /* --- random numbers: consecutive elements in consecutive lanes --- */
 
 #if WKI_LANES == 16
-#define WKI_PER_4(v, a, b, c, d)                                                                                  \
-    __builtin_shufflevector(v, v, a, b, c, d, a + 4, b + 4, c + 4, d + 4, a + 8, b + 8, c + 8, d + 8, a + 12,     \
-                            b + 12, c + 12, d + 12)
-#define WKI_PAIRS(a, b) {a, b, a, b, a, b, a, b}
-#define WKI_BLOCKS {0, 0, 1, 0, 2, 0, 3, 0}
+#define WKI_PER_4(v, a, b, c, d)                                                                             \
+    __builtin_shufflevector(v, v, a, b, c, d, a + 4, b + 4, c + 4, d + 4, a + 8, b + 8, c + 8, d + 8,        \
+                            a + 12, b + 12, c + 12, d + 12)
+#define WKI_PAIRS(a, b)                                                                                      \
+    { a, b, a, b, a, b, a, b }
+#define WKI_BLOCKS                                                                                           \
+    { 0, 0, 1, 0, 2, 0, 3, 0 }
 #elif WKI_LANES == 8
 #define WKI_PER_4(v, a, b, c, d) __builtin_shufflevector(v, v, a, b, c, d, a + 4, b + 4, c + 4, d + 4)
-#define WKI_PAIRS(a, b) {a, b, a, b}
-#define WKI_BLOCKS {0, 0, 1, 0}
+#define WKI_PAIRS(a, b)                                                                                      \
+    { a, b, a, b }
+#define WKI_BLOCKS                                                                                           \
+    { 0, 0, 1, 0 }
 #else
 #define WKI_PER_4(v, a, b, c, d) __builtin_shufflevector(v, v, a, b, c, d)
-#define WKI_PAIRS(a, b) {a, b}
-#define WKI_BLOCKS {0, 0}
+#define WKI_PAIRS(a, b)                                                                                      \
+    { a, b }
+#define WKI_BLOCKS                                                                                           \
+    { 0, 0 }
 #endif
 
-/* WKI_LANES / 4 Philox blocks side by side, one in each four lanes (see wks_philox). The two multiplied words of a
- * block sit in even lanes, where the widening multiply wants them; its products, read backwards, are the next
- * round's words but for what is xored into the even lanes: the old odd words and the key. */
+/* WKI_LANES / 4 Philox blocks side by side, one in each four lanes (see wks_philox). The two multiplied words
+ * of a block sit in even lanes, where the widening multiply wants them; its products, read backwards, are the
+ * next round's words but for what is xored into the even lanes: the old odd words and the key. */
 WK_FN wki_ni wkn_philox(uint64_t seed, uint64_t seq, uint64_t block) {
     wki_nu64 v = WKI_PAIRS(block, seq), blocks = WKI_BLOCKS;
     wki_nu64 multiplier = WKI_PAIRS(0xd2511f53u, 0xcd9e8d57u), weyl = WKI_PAIRS(0x9e3779b9u, 0xbb67ae85u);
@@ -232,29 +236,29 @@ typedef union {
 } wki_vi_pieces;
 
 #define WKI_EACH_PIECE _Pragma("GCC unroll 4") for (int k = 0; k < WKI_PIECES; k++)
-#define WKI_WIDE_1(n_, R, A)                                                                                      \
-    WK_FN wki_v##R wkv_##n_(wki_v##A a) {                                                                         \
-        wki_v##A##_pieces x = {a};                                                                                \
-        wki_v##R##_pieces r;                                                                                      \
-        WKI_EACH_PIECE r.n[k] = wkn_##n_(x.n[k]);                                                                 \
-        return r.v;                                                                                               \
+#define WKI_WIDE_1(n_, R, A)                                                                                 \
+    WK_FN wki_v##R wkv_##n_(wki_v##A a) {                                                                    \
+        wki_v##A##_pieces x = {a};                                                                           \
+        wki_v##R##_pieces r;                                                                                 \
+        WKI_EACH_PIECE r.n[k] = wkn_##n_(x.n[k]);                                                            \
+        return r.v;                                                                                          \
     }
-#define WKI_WIDE_2(n_, R, A, B)                                                                                   \
-    WK_FN wki_v##R wkv_##n_(wki_v##A a, wki_v##B b) {                                                             \
-        wki_v##A##_pieces x = {a};                                                                                \
-        wki_v##B##_pieces y = {b};                                                                                \
-        wki_v##R##_pieces r;                                                                                      \
-        WKI_EACH_PIECE r.n[k] = wkn_##n_(x.n[k], y.n[k]);                                                         \
-        return r.v;                                                                                               \
+#define WKI_WIDE_2(n_, R, A, B)                                                                              \
+    WK_FN wki_v##R wkv_##n_(wki_v##A a, wki_v##B b) {                                                        \
+        wki_v##A##_pieces x = {a};                                                                           \
+        wki_v##B##_pieces y = {b};                                                                           \
+        wki_v##R##_pieces r;                                                                                 \
+        WKI_EACH_PIECE r.n[k] = wkn_##n_(x.n[k], y.n[k]);                                                    \
+        return r.v;                                                                                          \
     }
-#define WKI_WIDE_3(n_, R, A, B, C)                                                                                \
-    WK_FN wki_v##R wkv_##n_(wki_v##A a, wki_v##B b, wki_v##C c) {                                                 \
-        wki_v##A##_pieces x = {a};                                                                                \
-        wki_v##B##_pieces y = {b};                                                                                \
-        wki_v##C##_pieces z = {c};                                                                                \
-        wki_v##R##_pieces r;                                                                                      \
-        WKI_EACH_PIECE r.n[k] = wkn_##n_(x.n[k], y.n[k], z.n[k]);                                                 \
-        return r.v;                                                                                               \
+#define WKI_WIDE_3(n_, R, A, B, C)                                                                           \
+    WK_FN wki_v##R wkv_##n_(wki_v##A a, wki_v##B b, wki_v##C c) {                                            \
+        wki_v##A##_pieces x = {a};                                                                           \
+        wki_v##B##_pieces y = {b};                                                                           \
+        wki_v##C##_pieces z = {c};                                                                           \
+        wki_v##R##_pieces r;                                                                                 \
+        WKI_EACH_PIECE r.n[k] = wkn_##n_(x.n[k], y.n[k], z.n[k]);                                            \
+        return r.v;                                                                                          \
     }
 #define P_F_F(E, n) WKI_WIDE_1(n, f, f)
 #define P_F_FF(E, n) WKI_WIDE_2(n, f, f, f)
@@ -266,11 +270,11 @@ typedef union {
 #define P_I_III(E, n) WKI_WIDE_3(n, i, i, i, i)
 #define P_F_I(E, n) WKI_WIDE_1(n, f, i)
 #define P_I_F(E, n) WKI_WIDE_1(n, i, f)
-#define P_RNG(E, n_)                                                                                              \
-    WK_FN wki_vf wkv_##n_(uint64_t seed, uint64_t seq, uint64_t base) {                                           \
-        wki_vf_pieces r;                                                                                          \
-        WKI_EACH_PIECE r.n[k] = wkn_##n_(seed, seq, base + (uint64_t)k * WKI_LANES);                              \
-        return r.v;                                                                                               \
+#define P_RNG(E, n_)                                                                                         \
+    WK_FN wki_vf wkv_##n_(uint64_t seed, uint64_t seq, uint64_t base) {                                      \
+        wki_vf_pieces r;                                                                                     \
+        WKI_EACH_PIECE r.n[k] = wkn_##n_(seed, seq, base + (uint64_t)k * WKI_LANES);                         \
+        return r.v;                                                                                          \
     }
 #include "prims.def"
 

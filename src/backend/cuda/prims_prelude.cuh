@@ -37,4 +37,4 @@
 #define WK_SQRT(x) __fsqrt_rn(x)
 #define WK_FMA(a, b, c) __fmaf_rn(a, b, c)
 #define WK_SCALE(x, t) wkc_scale(x, t)
-#define WK_TRIG_FAR(a, quarter, near) (wkc_abs(a) > WK_TRIG_NEAR ? wkc_trig_far(a, quarter) : (near))
+#define WK_TRIG_FAR(m, a, quarter, r) ((m) ? wkc_trig_far(a, quarter) : (r))
