@@ -1,5 +1,4 @@
-/* Checks and list attributes that inference functions share, and the two questions executors ask of a row: which program,
- * which dimensions. May call: core. */
+/* Checks and list attributes that inference functions share, and which of a row's loop programs fits. May call: core. */
 #include "ops/infer.h"
 
 #include <string.h>
@@ -57,6 +56,21 @@ bool wki_need_f32(wk_ctx *c, const wki_tensor *t, const char *name) {
     return wki_fail(c, WK_DTYPE, "`%s` is %s, f32 is needed (wk_cast converts)", name, wk_dtype_name((wk_dtype)t->dtype));
 }
 
+bool wki_need_dtype(wk_ctx *c, const wki_tensor *t, const char *name, wk_dtype d) {
+    if (t->dtype == d)
+        return true;
+    return wki_fail(c, WK_DTYPE, "`%s` is %s, %s is needed", name, wk_dtype_name((wk_dtype)t->dtype), wk_dtype_name(d));
+}
+
+bool wki_need_same_shape(wk_ctx *c, const wki_tensor *a, const char *an, const wki_tensor *b, const char *bn) {
+    if (wki_shapes_equal(a, b))
+        return true;
+    char sa[128], sb[128];
+    return wki_fail(c, WK_SHAPE, "`%s` has shape %s and `%s` has %s, they must be equal", an,
+                    wki_shape_text(sa, sizeof sa, a->ndim, a->size), bn,
+                    wki_shape_text(sb, sizeof sb, b->ndim, b->size));
+}
+
 bool wki_need_ndim(wk_ctx *c, const wki_tensor *t, const char *name, int ndim) {
     if (t->ndim == ndim)
         return true;
@@ -89,25 +103,6 @@ bool wki_size_ok(wk_ctx *c, int ndim, const int64_t *size) {
         if (__builtin_mul_overflow(n, size[i], &n) || n > INT64_MAX / 16)
             return wki_fail(c, WK_SHAPE, "shape %s has too many elements", wki_shape_text(s, sizeof s, ndim, size));
     return true;
-}
-
-uint32_t wki_op_reduced(const wki_op *op, int ndim, const int64_t *ia) {
-    uint32_t m = 0;
-    switch ((wki_red)op->red) {
-    case WKI_RED_NONE:
-        break;
-    case WKI_RED_LAST:
-        m = ndim ? 1u << (ndim - 1) : 0;
-        break;
-    case WKI_RED_DIM:
-        m = ndim ? 1u << ia[0] : 0;
-        break;
-    case WKI_RED_DIMS:
-        for (int64_t i = 1; i <= ia[0]; i++)
-            m |= 1u << ia[i];
-        break;
-    }
-    return m;
 }
 
 static char kind_of(wk_dtype d) {

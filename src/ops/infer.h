@@ -12,11 +12,25 @@ int wki_put_perm(int64_t *ia, const wki_tensor *x, int n, const int64_t *v); /* 
 
 bool wki_list_ok(wk_ctx *c, int64_t count, const char *name);
 bool wki_need_f32(wk_ctx *c, const wki_tensor *t, const char *name);
+bool wki_need_dtype(wk_ctx *c, const wki_tensor *t, const char *name, wk_dtype d);
 bool wki_need_ndim(wk_ctx *c, const wki_tensor *t, const char *name, int ndim);
 bool wki_dim_ok(wk_ctx *c, const wki_tensor *x, int64_t dim);
 /* Product of sizes; an error when one is negative or the bytes overflow. */
 bool wki_size_ok(wk_ctx *c, int ndim, const int64_t *size);
 
+/* Strides that show x's elements in row-major order as `size` (of equal numel); false when only a copy can. */
+bool wki_view_strides(const wki_tensor *x, int ndim, const int64_t *size, int64_t *stride);
+bool wki_reshape_ok(wk_ctx *c, const wki_tensor *x, int64_t ndim, const int64_t *size); /* as many elements */
+
+static inline bool wki_shapes_equal(const wki_tensor *a, const wki_tensor *b) {
+    if (a->ndim != b->ndim)
+        return false;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->size[i] != b->size[i])
+            return false;
+    return true;
+}
+bool wki_need_same_shape(wk_ctx *c, const wki_tensor *a, const char *an, const wki_tensor *b, const char *bn);
 static inline void wki_same_shape(wki_tensor *o, const wki_tensor *x) {
     o->ndim = x->ndim;
     for (int i = 0; i < x->ndim; i++)
@@ -31,8 +45,6 @@ static inline int64_t wki_meta_size(const wki_meta *m, int dim) {
     return dim >= 0 && dim < m->ndim ? m->size[dim] : 1;
 }
 
-/* Which dimensions of input 0 a ROW op reduces, bit i: dimension i. */
-uint32_t wki_op_reduced(const wki_op *op, int ndim, const int64_t *ia);
 /* The loop program for these dtypes of input 0 and output 0 (WK_DTYPE_COUNT where there is none); NULL if none fits. */
 const struct wki_loop *wki_op_loop(const wki_op *op, wk_dtype in0, wk_dtype out0);
 

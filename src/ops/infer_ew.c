@@ -1,10 +1,8 @@
-/* Inference of elementwise, reduction, row and creation ops. May call: core, ops/infer.h. */
+/* Inference of elementwise and creation ops. May call: core, ops/infer.h. */
 #include <string.h>
 
 #include "ops/infer.h"
 #include "ops_gen.h"
-
-/* ---- elementwise ---------------------------------------------------------------------------------------------------- */
 
 bool wki_infer_unary(wk_ctx *c, const wki_call *k) {
     const wki_tensor *x = k->in[0];
@@ -39,20 +37,11 @@ static bool __attribute__((noinline)) broadcast_into(wk_ctx *c, wki_tensor *o, c
     return wki_size_ok(c, n, o->size);
 }
 
-static inline bool shapes_equal(const wki_tensor *a, const wki_tensor *b) {
-    if (a->ndim != b->ndim)
-        return false;
-    for (int i = 0; i < a->ndim; i++)
-        if (a->size[i] != b->size[i])
-            return false;
-    return true;
-}
-
 static inline bool broadcast_all(wk_ctx *c, const wki_call *k) {
     wki_tensor *o = k->out[0];
     wki_same_shape(o, k->in[0]);
     for (int i = 1; i < k->nin; i++)
-        if (__builtin_expect(!shapes_equal(o, k->in[i]), 0) && !broadcast_into(c, o, k->in[i]))
+        if (__builtin_expect(!wki_shapes_equal(o, k->in[i]), 0) && !broadcast_into(c, o, k->in[i]))
             return false;
     return true;
 }
@@ -65,6 +54,42 @@ bool wki_infer_broadcast(wk_ctx *c, const wki_call *k) {
     return broadcast_all(c, k);
 }
 
+/* After promotion both operands have one dtype; any will do. */
+bool wki_infer_compare(wk_ctx *c, const wki_call *k) {
+    if (k->in[0]->dtype == WK_F64)
+        return wki_fail(c, WK_DTYPE, "f64 is for storage and conversion only in this version (wk_cast converts)");
+    k->out[0]->dtype = WK_BOOL;
+    return broadcast_all(c, k);
+}
+
+bool wki_infer_logical(wk_ctx *c, const wki_call *k) {
+    k->out[0]->dtype = WK_BOOL;
+    wki_same_shape(k->out[0], k->in[0]);
+    return wki_need_dtype(c, k->in[0], k->op->in_names[0], WK_BOOL);
+}
+
+bool wki_infer_where(wk_ctx *c, const wki_call *k) {
+    if (!wki_need_dtype(c, k->in[0], "cond", WK_BOOL) || !wki_need_f32(c, k->in[1], "a") || !wki_need_f32(c, k->in[2], "b"))
+        return false;
+    k->out[0]->dtype = WK_F32;
+    return broadcast_all(c, k);
+}
+
+bool wki_infer_masked(wk_ctx *c, const wki_call *k) {
+    if (!wki_need_f32(c, k->in[0], "x") || !wki_need_dtype(c, k->in[1], "mask", WK_BOOL))
+        return false;
+    k->out[0]->dtype = WK_F32;
+    return broadcast_all(c, k);
+}
+
+bool wki_infer_causal(wk_ctx *c, const wki_call *k) {
+    if (k->in[0]->ndim < 2)
+        return wki_fail(c, WK_SHAPE, "`x` has %d dimensions, at least 2 (queries, keys) are needed", k->in[0]->ndim);
+    return wki_infer_unary(c, k);
+}
+
+/* ---- conversion and copies ------------------------------------------------------------------------------------------ */
+
 bool wki_infer_cast(wk_ctx *c, const wki_call *k) {
     if (k->ia[0] < 0 || k->ia[0] >= WK_DTYPE_COUNT)
         return wki_fail(c, WK_DTYPE, "dtype %lld does not exist", (long long)k->ia[0]);
@@ -73,66 +98,73 @@ bool wki_infer_cast(wk_ctx *c, const wki_call *k) {
     return true;
 }
 
-/* ---- reductions and rows -------------------------------------------------------------------------------------------- */
-
-bool wki_infer_reduce(wk_ctx *c, const wki_call *k) {
-    const wki_tensor *x = k->in[0];
-    wki_tensor *o = k->out[0];
-    int n = (int)k->ia[0];
-    if (!wki_need_f32(c, x, k->op->in_names[0]) || !wki_list_ok(c, k->ia[0], "dims"))
-        return false;
-    uint32_t red = 0;
-    for (int i = 0; i < n; i++) {
-        int64_t d = k->ia[1 + i];
-        if (!wki_dim_ok(c, x, d))
-            return false;
-        if (red >> d & 1)
-            return wki_fail(c, WK_SHAPE, "dimension %lld appears twice in `dims`", (long long)d);
-        red |= 1u << d;
-    }
-    bool keep = k->ia[1 + n];
-    o->dtype = WK_F32;
-    o->ndim = 0;
-    for (int i = 0; i < x->ndim; i++) {
-        if (!(red >> i & 1))
-            o->size[o->ndim++] = x->size[i];
-        else if (keep)
-            o->size[o->ndim++] = 1;
-    }
-    return true;
-}
-
-static bool same_shapes(wk_ctx *c, const wki_call *k) {
-    for (int i = 1; i < k->nin; i++)
-        if (!shapes_equal(k->in[0], k->in[i])) {
-            char sa[128], sb[128];
-            return wki_fail(c, WK_SHAPE, "`%s` has shape %s and `%s` has %s, they must be equal", k->op->in_names[0],
-                            wki_shape_text(sa, sizeof sa, k->in[0]->ndim, k->in[0]->size), k->op->in_names[i],
-                            wki_shape_text(sb, sizeof sb, k->in[i]->ndim, k->in[i]->size));
-        }
-    return true;
-}
-
-/* Rows along attribute 0: all inputs and the output have one shape. */
-bool wki_infer_row_same(wk_ctx *c, const wki_call *k) {
-    for (int i = 0; i < k->nin; i++)
-        if (!wki_need_f32(c, k->in[i], k->op->in_names[i]))
-            return false;
-    if (!same_shapes(c, k) || !wki_dim_ok(c, k->in[0], k->ia[0]))
-        return false;
-    k->out[0]->dtype = WK_F32;
+bool wki_infer_copy(wk_ctx *c, const wki_call *k) {
+    (void)c;
+    k->out[0]->dtype = k->in[0]->dtype;
     wki_same_shape(k->out[0], k->in[0]);
+    return true;
+}
+
+static bool no_broadcast_dims(wk_ctx *c, const wki_tensor *t, const char *name) {
+    for (int i = 0; i < t->ndim; i++)
+        if (t->size[i] > 1 && t->stride[i] == 0)
+            return wki_fail(c, WK_INVALID, "`%s` is an expanded view: its elements share memory and cannot be written", name);
+    return true;
+}
+
+bool wki_infer_copy_into(wk_ctx *c, const wki_call *k) {
+    const wki_tensor *dst = k->in[0], *src = k->in[1];
+    char sd[128], ss[128];
+    if (wk_dtype_bits((wk_dtype)dst->dtype) > 32)
+        return wki_fail(c, WK_DTYPE, "`dst` is %s, at most 32 bits are supported", wk_dtype_name((wk_dtype)dst->dtype));
+    if (!wki_need_dtype(c, src, "src", (wk_dtype)dst->dtype) || !no_broadcast_dims(c, dst, "dst"))
+        return false;
+    bool fits = src->ndim <= dst->ndim;
+    for (int i = 1; fits && i <= src->ndim; i++)
+        fits = src->size[src->ndim - i] == 1 || src->size[src->ndim - i] == dst->size[dst->ndim - i];
+    return fits || wki_fail(c, WK_SHAPE, "`src` of shape %s does not broadcast to `dst` of shape %s",
+                            wki_shape_text(ss, sizeof ss, src->ndim, src->size),
+                            wki_shape_text(sd, sizeof sd, dst->ndim, dst->size));
+}
+
+/* In-place multi-tensor ops: as many tensors of every role, equal shapes across roles. */
+bool wki_infer_multi(wk_ctx *c, const wki_call *k) {
+    int roles = k->op->loop->nload, n = k->nin / roles;
+    if (n == 0 || k->nin % roles)
+        return wki_fail(c, WK_INVALID, "%d inputs are no multiple of %d", k->nin, roles);
+    for (int i = 0; i < k->nin; i++) {
+        const wki_tensor *t = k->in[i];
+        const char *name = k->op->in_names[i / n];
+        if (!t)
+            return wki_fail(c, WK_INVALID, "tensor %d of `%s` is missing", i % n, name);
+        if (!wki_need_f32(c, t, name) || !wki_need_same_shape(c, k->in[i % n], k->op->in_names[0], t, name))
+            return false;
+        if (k->op->writes_fn(k, i) && !no_broadcast_dims(c, t, name))
+            return false;
+    }
     return true;
 }
 
 /* ---- creation ------------------------------------------------------------------------------------------------------- */
 
-bool wki_infer_create_f32(wk_ctx *c, const wki_call *k) {
-    wki_tensor *o = k->out[0];
-    if (!wki_list_ok(c, k->ia[0], "size") || !wki_size_ok(c, (int)k->ia[0], k->ia + 1))
+static bool create(wk_ctx *c, wki_tensor *o, int64_t dtype, const int64_t *list) {
+    if (dtype < 0 || dtype >= WK_DTYPE_COUNT)
+        return wki_fail(c, WK_DTYPE, "dtype %lld does not exist", (long long)dtype);
+    if (!wki_list_ok(c, list[0], "size") || !wki_size_ok(c, (int)list[0], list + 1))
         return false;
-    o->dtype = WK_F32;
-    o->ndim = (uint8_t)k->ia[0];
-    memcpy(o->size, k->ia + 1, (size_t)o->ndim * sizeof *o->size);
+    o->dtype = (uint8_t)dtype;
+    o->ndim = (uint8_t)list[0];
+    memcpy(o->size, list + 1, (size_t)o->ndim * sizeof *o->size);
+    return true;
+}
+
+bool wki_infer_create_f32(wk_ctx *c, const wki_call *k) { return create(c, k->out[0], WK_F32, k->ia); }
+bool wki_infer_create_bool(wk_ctx *c, const wki_call *k) { return create(c, k->out[0], WK_BOOL, k->ia); }
+bool wki_infer_full(wk_ctx *c, const wki_call *k) { return create(c, k->out[0], k->ia[0], k->ia + 1); }
+
+bool wki_infer_full_like(wk_ctx *c, const wki_call *k) {
+    (void)c;
+    k->out[0]->dtype = WK_F32;
+    wki_same_shape(k->out[0], k->in[0]);
     return true;
 }
