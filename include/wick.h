@@ -305,8 +305,10 @@ typedef struct wk_field { /* one array of the data set, host memory that outlive
 WK_API wk_loader *wk_loader_new(wk_ctx *c, const wk_field *fields, int nfields, int64_t count, const wk_loader_options *o);
 /* Fills batch[0..nfields-1] and returns true; false at the epoch's end (the next call starts the next epoch) and once the
    context has failed. Closes the scope of the last iteration and opens the next; its tensors live until then. Batches are
-   written into buffers that the loader reuses. */
+   written into buffers that the loader reuses, on the device that was the context's when the loader was made. */
 WK_API bool wk_loader_next(wk_loader *l, wk_tensor **batch);
+/* For a loop that was left before its end: closes the iteration's scope; the next call starts the next epoch. */
+WK_API void wk_loader_rewind(wk_loader *l);
 WK_API int64_t wk_loader_batches(wk_loader *l); /* per epoch */
 WK_API void wk_loader_free(wk_loader *l);
 

@@ -7,7 +7,7 @@
 #include "ops_gen.h"
 
 #define CALLER __builtin_return_address(0)
-enum { MAX_STATES = 2, MAX_VALUES = 8 };
+enum { MAX_STATES = 2 };
 
 /* Counters that a discarded recording sets back: in memory of the context, which an undo journal cannot outlive. */
 typedef struct counters {
@@ -189,12 +189,91 @@ void wk_optim_free(wk_optim *h) {
 
 /* ---- stepping ------------------------------------------------------------------------------------------------------ */
 
-/* One op over the `m` parameters listed in `which`, all at step number `t`. Inputs: parameters, gradients, states. */
-static bool apply(optim *o, const int *which, int m, int64_t t);
+/* One in-place op over the m parameters gathered in o->args: all parameters, then all gradients, then each state. All are
+   at step number t. */
+static bool apply(optim *o, int m, int64_t t) {
+    const double adamw[] = {o->lr, o->beta1, o->beta2, o->eps, o->weight_decay, (double)t};
+    const double sgd[] = {o->lr, o->momentum, o->weight_decay};
+    const int64_t nesterov = o->nesterov;
+    wki_call k = {.op = &wki_ops[o->adamw ? WKI_OP_adamw_ : WKI_OP_sgd_],
+                  .nin = m * (2 + o->nstates),
+                  .in = o->args,
+                  .ia = &nesterov,
+                  .nia = !o->adamw,
+                  .va = o->adamw ? adamw : sgd,
+                  .nva = o->adamw ? 6 : 3,
+                  .caller = o->c->caller};
+    return wki_apply(o->c, &k);
+}
+
+/* Gathers the parameters from `from` on that have a gradient and sat out `lag` steps, and applies the op to them. */
+static bool step_group(optim *o, int from, int64_t lag) {
+    int m = 0;
+    for (int i = from; i < o->n; i++)
+        m += o->param[i]->grad && o->count->lag[i] == lag;
+    for (int i = from, at = 0; i < o->n; i++) {
+        if (!o->param[i]->grad || o->count->lag[i] != lag)
+            continue;
+        o->args[at] = o->param[i];
+        o->args[m + at] = o->param[i]->grad;
+        for (int s = 0; s < o->nstates; s++)
+            o->args[(2 + s) * m + at] = o->state[s][i];
+        at++;
+    }
+    return apply(o, m, o->count->steps - lag);
+}
+
+/* True when an earlier parameter with a gradient is at the same step number, so that its group has this one. */
+static bool grouped(const optim *o, int i) {
+    for (int j = 0; j < i; j++)
+        if (o->param[j]->grad && o->count->lag[j] == o->count->lag[i])
+            return true;
+    return false;
+}
+
+/* Counts the step. Sets *uniform when all parameters with a gradient are at one step number, and returns the first such
+   parameter; o->n when there is none, -1 after wki_fail. */
+static int count_step(optim *o, bool *uniform) {
+    int first = o->n;
+    *uniform = true;
+    if (!wki_undo_i64(o->c, &o->count->steps))
+        return -1;
+    o->count->steps++;
+    for (int i = 0; i < o->n; i++) {
+        int64_t *lag = &o->count->lag[i];
+        if (o->param[i]->grad) {
+            first = first < o->n ? first : i;
+            *uniform &= *lag == o->count->lag[first];
+        } else if (wki_undo_i64(o->c, lag)) {
+            ++*lag;
+        } else {
+            return -1;
+        }
+    }
+    return first;
+}
 
 void wk_optim_step(wk_optim *h) {
     optim *o = get(h, CALLER);
-    (void)o, (void)apply;
+    if (!o || o->c->failed)
+        return;
+    wk_ctx *c = o->c;
+    c->caller = CALLER;
+    c->cur_op = NULL;
+    bool uniform, grad_mode = wk_grad_enable(c, false);
+    int first = count_step(o, &uniform);
+    bool ok = first >= 0;
+    for (int i = ok ? first : o->n; ok && i < o->n; i++) {
+        if (o->param[i]->grad && !grouped(o, i))
+            ok = step_group(o, i, o->count->lag[i]);
+        if (uniform)
+            break;
+    }
+    wk_grad_enable(c, grad_mode);
+    for (int i = 0; ok && !o->keep_grads && i < o->n; i++)
+        wki_drop_grad(o->param[i]);
+    if (ok && !c->call_depth)
+        wki_flush(c);
 }
 
 void wk_optim_set_lr(wk_optim *h, double lr) {
