@@ -63,7 +63,7 @@ typedef struct transformer {
 /* Columns [i * d, (i + 1) * d) of the last dimension, as (N, heads, T, d / heads). */
 static wk_tensor *heads_of(wk_tensor *qkv, int i) {
     int64_t n = wk_size(qkv, 0), t = wk_size(qkv, 1), d = TF_WIDTH;
-    wk_tensor *part = wk_slice(qkv, 2, i * d, (i + 1) * d);
+    wk_tensor *part = wk_slice(qkv, 2, i * d, (i + 1) * d, 1);
     return wk_transpose(wk_reshape(part, 4, (int64_t[]){n, t, TF_HEADS, d / TF_HEADS}), 1, 2);
 }
 
@@ -96,7 +96,7 @@ static void transformer_forward(wk_ctx *c, void *self, wk_tensor *const *in, int
     wk_module *m = wk_this_module(c);
     int64_t rows = wk_size(in[0], 0), length = wk_size(in[0], 1);
     wk_tensor *table = wk_module_get(m, "tok.weight"), *place = wk_module_get(m, "pos.weight");
-    wk_tensor *x = wk_add(wk_forward(n->tok, in[0]), wk_slice(place, 0, 0, length));
+    wk_tensor *x = wk_add(wk_forward(n->tok, in[0]), wk_slice(place, 0, 0, length, 1));
     for (int i = 0; i < TF_LAYERS; i++)
         x = wk_forward(n->layer[i], x);
     x = wk_linear(wk_forward(n->ln_f, x), table, NULL);

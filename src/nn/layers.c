@@ -26,8 +26,7 @@ static double inverse_root(int64_t fan_in) { return fan_in > 0 ? 1 / sqrt((doubl
 static void uniform_param(wk_ctx *c, wk_module *m, const char *name, int ndim, const int64_t *size, double bound) {
     bool grad = wk_grad_enable(c, false);
     wk_scope_begin(c);
-    wk_tensor *centred = wk_sub(wk_rand(c, ndim, size), wk_scalar(c, 0.5));
-    wk_module_param(m, name, wk_mul(centred, wk_scalar(c, 2 * bound)));
+    wk_module_param(m, name, wk_mul_scalar(wk_add_scalar(wk_rand(c, ndim, size), -0.5), 2 * bound));
     wk_scope_end(c);
     wk_grad_enable(c, grad);
 }

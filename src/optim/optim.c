@@ -1,6 +1,7 @@
 /* SGD and AdamW. State is made with the optimizer; a step is one in-place multi-tensor op over all parameters that have a
  * gradient, so the first step and all others record the same. May call: base, core, the public API.
  */
+#include <math.h>
 #include <string.h>
 
 #include "core/box.h"
@@ -192,18 +193,15 @@ void wk_optim_free(wk_optim *h) {
 /* One in-place op over the m parameters gathered in o->args: all parameters, then all gradients, then each state. All are
    at step number t. */
 static bool apply(optim *o, int m, int64_t t) {
-    const double adamw[] = {o->lr, o->beta1, o->beta2, o->eps, o->weight_decay, (double)t};
-    const double sgd[] = {o->lr, o->momentum, o->weight_decay};
-    const int64_t nesterov = o->nesterov;
-    wki_call k = {.op = &wki_ops[o->adamw ? WKI_OP_adamw_ : WKI_OP_sgd_],
-                  .nin = m * (2 + o->nstates),
-                  .in = o->args,
-                  .ia = &nesterov,
-                  .nia = !o->adamw,
-                  .va = o->adamw ? adamw : sgd,
-                  .nva = o->adamw ? 6 : 3,
-                  .caller = o->c->caller};
-    return wki_apply(o->c, &k);
+    int n = m * (2 + o->nstates);
+    if (!o->adamw && !o->nstates)
+        return wki_sgd_(o->c, o->args, n, o->lr, o->weight_decay);
+    if (!o->adamw)
+        return (o->nesterov ? wki_sgd_nesterov_ : wki_sgd_momentum_)(o->c, o->args, n, o->lr, o->momentum,
+                                                                     o->weight_decay);
+    double bias1 = 1 - pow(o->beta1, (double)t), bias2 = 1 - pow(o->beta2, (double)t);
+    return wki_adamw_(o->c, o->args, n, 1 - o->lr * o->weight_decay, 1 - o->beta1, o->beta2, 1 - o->beta2,
+                      o->lr / bias1, sqrt(bias2), o->eps);
 }
 
 /* Gathers the parameters from `from` on that have a gradient and sat out `lag` steps, and applies the op to them. */
