@@ -223,23 +223,29 @@ WK_API void wk_stats_get(wk_ctx *c, wk_stats *s); /* set s->struct_size first */
 /* ---- modules ------------------------------------------------------------------------------------------------------- */
 
 /* A module is created by its context, holds a reference on its parameters and buffers, and is freed with wk_module_free or
-   with the context. free_self (may be NULL) is called on self. */
+   with the context. free_self (may be NULL) is called on self, also when wk_module_new fails. */
 WK_API wk_module *wk_module_new(wk_ctx *c, const char *kind, wk_fn forward, void *self, void (*free_self)(void *));
 WK_API void wk_module_free(wk_module *m); /* children too */
 WK_API wk_tensor *wk_module_param(wk_module *m, const char *name, wk_tensor *t); /* sets requires_grad; returns t */
-WK_API wk_module *wk_module_child(wk_module *m, const char *name, wk_module *child); /* m owns child; returns child */
+/* m owns child from now on; returns child. A name may contain dots ("blocks.0"). */
+WK_API wk_module *wk_module_child(wk_module *m, const char *name, wk_module *child);
 WK_API wk_tensor *wk_forward(wk_module *m, wk_tensor *x);
 WK_API void wk_forward_n(wk_module *m, wk_tensor *const *in, int nin, wk_tensor **out, int nout);
+/* The module whose forward function is running, the innermost one; NULL outside. This is how a forward function reaches its
+   own parameters and training flag, so that it also serves the modules that wk_module_share makes. */
+WK_API wk_module *wk_this_module(wk_ctx *c);
 WK_API int wk_module_params(wk_module *m, wk_tensor **out, int max); /* total count, own first, then children in order; a
                                                                         tied parameter once */
 /* Parameter by dotted name ("c1.weight"); NULL when absent. */
 WK_API wk_tensor *wk_module_get(wk_module *m, const char *name);
-/* Name of the i-th parameter in wk_module_params order; NULL past the end. Owned by the module. */
+/* Name of the i-th parameter in wk_module_params order; NULL past the end. Owned by the module, until it changes. */
 WK_API const char *wk_module_param_name(wk_module *m, int i);
-/* The same module in another context: parameters shared with wk_share, self and forward taken over as they are. A module
-   whose `self` reaches tensors by other ways than `in` and wk_module_get_own must be rebuilt instead. */
+/* The same module in another context, which must be idle during the call: parameters shared with wk_share (tied ones stay
+   tied), self and forward taken over as they are; free_self runs when the last of them is freed. Handles of children kept in
+   self keep working: inside the shared module wk_forward takes the original's handle for the copy's. Tensors kept in self do
+   not: reach parameters by wk_module_own(wk_this_module(c), i). */
 WK_API wk_module *wk_module_share(wk_ctx *to, wk_module *m);
-/* i-th own parameter, as registered: what a forward function uses (so that shared modules find theirs). */
+/* i-th own parameter or child, in order of registration; NULL past the end. */
 WK_API wk_tensor *wk_module_own(wk_module *m, int i);
 WK_API wk_module *wk_module_child_at(wk_module *m, int i);
 WK_API void wk_train_mode(wk_module *m, bool training); /* recursive; dropout is the identity when false */
@@ -299,8 +305,10 @@ typedef struct wk_field { /* one array of the data set, host memory that outlive
 WK_API wk_loader *wk_loader_new(wk_ctx *c, const wk_field *fields, int nfields, int64_t count, const wk_loader_options *o);
 /* Fills batch[0..nfields-1] and returns true; false at the epoch's end (the next call starts the next epoch) and once the
    context has failed. Closes the scope of the last iteration and opens the next; its tensors live until then. Batches are
-   written into buffers that the loader reuses. */
+   written into buffers that the loader reuses, on the device that was the context's when the loader was made. */
 WK_API bool wk_loader_next(wk_loader *l, wk_tensor **batch);
+/* For a loop that was left before its end: closes the iteration's scope; the next call starts the next epoch. */
+WK_API void wk_loader_rewind(wk_loader *l);
 WK_API int64_t wk_loader_batches(wk_loader *l); /* per epoch */
 WK_API void wk_loader_free(wk_loader *l);
 

@@ -1,0 +1,41 @@
+/* The module tree behind `wk_module *` handles. May call: base, core. */
+#ifndef WKI_MODULE_H
+#define WKI_MODULE_H
+
+#include "core/box.h"
+
+/* What forward receives; shared by the copies that wk_module_share makes in other contexts. */
+typedef struct wki_self {
+    _Atomic int32_t refs;
+    void *self;
+    void (*free_self)(void *);
+} wki_self;
+
+typedef struct wki_param {
+    char *name;
+    wk_tensor *t; /* retained */
+} wki_param;
+
+typedef struct wki_child {
+    char *name;
+    struct wki_module *m; /* owned */
+} wki_child;
+
+typedef struct wki_module {
+    wk_module *handle;
+    wk_ctx *c;
+    char *kind;
+    wk_fn forward;
+    wki_self *self;
+    wki_param *param;
+    wki_child *child;
+    int nparam, nchild;
+    struct wki_module *parent;
+    wk_module *origin; /* the module that this one is a wk_module_share of, directly or not; else NULL */
+    bool training;
+    int running;       /* forward calls of it in progress */
+    char **names;      /* dotted parameter names of the whole tree, made when asked for; NULL when out of date */
+    int nnames;
+} wki_module;
+
+#endif
