@@ -55,7 +55,7 @@ domain wki_node_domain(const wki_graph *g, const wki_gnode *n) {
     const wki_gref *f = &g->ref[n->ref0 + (n->op->klass == WKI_ROW ? 0 : n->nin)];
     d.ndim = f->ndim;
     memcpy(d.size, f->size, sizeof d.size);
-    d.red = wki_op_reduced(n->op, f->ndim, n->ia);
+    d.red = wki_op_redmask(n->op, n->ia, f->ndim);
     return d;
 }
 
@@ -373,6 +373,8 @@ bool wki_pass_fuse(wk_ctx *c, const wki_graph *g, wki_groups *out) {
         goto end;
     for (int b = 0; b < g->nbuf; b++)
         f.writer[b] = f.producer[b] = -1;
+    for (int i = 0; i < n; i++)
+        f.group[i] = -1; /* not reached yet */
     for (int i = 0; i < n; i++) {
         const wki_gnode *nd = &g->node[i];
         f.group[i] = i;

@@ -184,7 +184,7 @@ static uint64_t *structure_key(const wki_graph *g, size_t *n) {
             }
         }
         for (int j = 0; j < nd->nia; j++)
-            key[k++] = classify(&p, nd->ia[j]);
+            key[k++] = nd->ia[j] < 16 ? (uint64_t)nd->ia[j] : classify(&p, nd->ia[j]); /* dimensions stay themselves */
     }
     for (int b = 0; b < g->nbuf; b++) {
         const wki_gbuf *gb = &g->buf[b];

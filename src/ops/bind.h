@@ -5,6 +5,9 @@
 
 #include "backend/backend.h"
 
+/* Dimensions a ROW op reduces, as a mask over its domain's logical dimensions; 0 for other classes. */
+uint32_t wki_op_redmask(const wki_op *op, const int64_t *ia, int ndim);
+
 /* Number of tensors a multi-tensor in-place op works on: its inputs come in `nload` roles of that many. 1 otherwise. */
 int wki_op_tensors(const wki_op *op, int nin, const wki_loop *loop);
 
