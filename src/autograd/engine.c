@@ -117,7 +117,7 @@ static wki_tensor *sum_to(wk_ctx *c, wki_tensor *g, const wki_meta *m) {
     wki_tensor *s = nd ? wki_sum(c, g, dims, nd, true) : g;
     if (s == c->poison || !lead)
         return s;
-    return wki_reshape(c, s, m->size, m->ndim);
+    return wki_reshape(c, s, m->ndim, m->size);
 }
 
 static bool leaf_gradient(engine *e, wki_tensor *leaf, wki_tensor *g) {
@@ -236,7 +236,7 @@ static wki_tensor *root_gradient(engine *e, wki_tensor *root, wki_tensor *given)
     }
     uint8_t dev = c->dev;
     c->dev = root->st->dev;
-    wki_tensor *g = wki_full(c, root->size, root->ndim, WK_F32, 1.0);
+    wki_tensor *g = wki_full_like(c, root, 1.0);
     c->dev = dev;
     return g == c->poison ? NULL : g;
 }
