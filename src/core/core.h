@@ -141,7 +141,7 @@ struct wki_op {
     int8_t nin, nout;           /* nin -1: variadic */
     uint8_t nattr;
     uint32_t optional;          /* bit i: input i may be absent */
-    uint32_t writes;            /* bit i: input i is written in place; variadic: writes_fn */
+    uint32_t writes;            /* bit i: input i (variadic: role i, see writes_fn for inputs) is written in place */
     uint32_t save_in, save_out; /* bit i: saved for the VJP */
     uint32_t diff;              /* bit i: a gradient flows to input i */
     const wki_attr *attr;

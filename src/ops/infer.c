@@ -1,4 +1,5 @@
-/* Checks and list attributes that inference functions share, and which of a row's loop programs fits. May call: core. */
+/* Checks and list attributes that inference functions share, and the two questions executors ask of a row: which program,
+ * which dimensions. May call: core. */
 #include "ops/infer.h"
 
 #include <string.h>
@@ -103,6 +104,25 @@ bool wki_size_ok(wk_ctx *c, int ndim, const int64_t *size) {
         if (__builtin_mul_overflow(n, size[i], &n) || n > INT64_MAX / 16)
             return wki_fail(c, WK_SHAPE, "shape %s has too many elements", wki_shape_text(s, sizeof s, ndim, size));
     return true;
+}
+
+uint32_t wki_op_reduced(const wki_op *op, int ndim, const int64_t *ia) {
+    uint32_t m = 0;
+    switch ((wki_red)op->red) {
+    case WKI_RED_NONE:
+        break;
+    case WKI_RED_LAST:
+        m = ndim ? 1u << (ndim - 1) : 0;
+        break;
+    case WKI_RED_DIM:
+        m = ndim ? 1u << ia[0] : 0;
+        break;
+    case WKI_RED_DIMS:
+        for (int64_t i = 1; i <= ia[0]; i++)
+            m |= 1u << ia[i];
+        break;
+    }
+    return m;
 }
 
 static char kind_of(wk_dtype d) {

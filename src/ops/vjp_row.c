@@ -1,5 +1,4 @@
 /* Gradients of reductions and row ops that take more than a line of the table. May call: core, ops/infer.h, op wrappers. */
-#include "ops/bind.h"
 #include "ops/infer.h"
 #include "ops_gen.h"
 
@@ -7,7 +6,7 @@
 static wki_tensor *keep_dims(wk_ctx *c, const wki_node *n, wki_tensor *g) {
     const wki_meta *m = &n->meta[0];
     int64_t size[WK_MAX_DIMS];
-    uint32_t red = wki_op_redmask(n->op, n->ia, m->ndim);
+    uint32_t red = wki_op_reduced(n->op, m->ndim, n->ia);
     for (int i = 0; i < m->ndim; i++)
         size[i] = red >> i & 1 ? 1 : m->size[i];
     return g->ndim == m->ndim ? g : wki_reshape(c, g, m->ndim, size);

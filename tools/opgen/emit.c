@@ -195,7 +195,7 @@ static void emit_row(FILE *f, const op *o) {
     if (o->keep_meta)
         fputs(" | WKI_OP_KEEP_META", f);
     fprintf(f, ",\n     .nin = %d, .nout = %d, .nattr = %d, .optional = %#x, .writes = %#x,", o->variadic ? -1 : o->nin,
-            o->nout, o->nattr, optional, o->variadic ? 0 : writes);
+            o->nout, o->nattr, optional, writes);
     fprintf(f, " .save_in = %#x, .save_out = %#x, .diff = %#x", o->save_in, o->save_out, o->diff);
     if (o->nattr)
         fprintf(f, ",\n     .attr = attr_%s", o->name);
