@@ -47,6 +47,8 @@ typedef struct wki_kernel {
     bool (*run)(const wki_launch *l); /* CPU: computes; CUDA: enqueues on the context's stream. false after wki_fail */
 } wki_kernel;
 
+/* First row of an op, whose rows are adjacent; NULL when it has none. */
+const wki_kernel *wki_kernels_of(uint16_t op);
 /* First row of (op, device) whose predicate holds; NULL when none. WICK_TRACE=dispatch tells which and why not. */
 const wki_kernel *wki_kernel_find(const wki_launch *l, wk_device dev);
 
