@@ -234,14 +234,7 @@ static wki_tensor *root_gradient(engine *e, wki_tensor *root, wki_tensor *given)
                  wki_shape_text(a, sizeof a, root->ndim, root->size));
         return NULL;
     }
-<<<<<<< HEAD
     wki_tensor *g = wki_full_like(c, root, 1.0);
-=======
-    uint8_t dev = c->dev;
-    c->dev = root->st->dev;
-    wki_tensor *g = wki_full_like(c, root, 1.0);
-    c->dev = dev;
->>>>>>> ops
     return g == c->poison ? NULL : g;
 }
 
