@@ -206,7 +206,8 @@ typedef enum wki_cu_epilogue {
  * elements: A's element (i,p) is at i*a_rs + p*a_cs. Of each of A and B one stride must be 1 (that of a
  * dimension of length 1 does not matter) and the other at least the length of a row or column; else, or when k
  * is 0, the plan is WKI_CU_UNSUPPORTED and the caller copies. Batch strides of A and B may be 0. C is row-major
- * with rows c_ld >= n apart. A, B, C and bias have one type. */
+ * with rows c_ld >= n apart. A, B, C and bias have one type. A bf16 product with a bias may be rounded once before
+ * the bias is added and once after: which, depends on the algorithm that cuBLASLt's heuristic picks. */
 typedef struct wki_cu_gemm {
     wki_cu_gemm_type type;
     wki_cu_epilogue epilogue;
