@@ -45,7 +45,7 @@ WKI_CU_CONSTANTS(C)
 WKI_LT_CONSTANTS(C)
 #undef C
 
-#define F(type, name, params)                                                                                 \
+#define F(type, name, params)                                                                                \
     _Static_assert(__builtin_types_compatible_p(__typeof__(&(name)), type(*) params), #name);
 WKI_CU_DRIVER_FUNCTIONS(F)
 WKI_NVRTC_FUNCTIONS(F)
@@ -91,8 +91,9 @@ struct our_heuristic {
     float wavesCount;
     int reserved[4];
 };
-#define SAME(member)                                                                                          \
-    _Static_assert(offsetof(struct our_heuristic, member) == offsetof(cublasLtMatmulHeuristicResult_t, member), \
+#define SAME(member)                                                                                         \
+    _Static_assert(offsetof(struct our_heuristic, member) ==                                                 \
+                       offsetof(cublasLtMatmulHeuristicResult_t, member),                                    \
                    #member);
 SAME(workspaceSize)
 SAME(state)

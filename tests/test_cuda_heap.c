@@ -116,7 +116,8 @@ static fake *fake_new(size_t pages, size_t limit) {
     if (!f)
         return NULL;
     f->pages = pages;
-    const wki_cu_heap_source source = {f, fake_grow, fake_release, fake_idle, fake_after, fake_settle, fake_room};
+    const wki_cu_heap_source source = {f,          fake_grow,   fake_release, fake_idle,
+                                       fake_after, fake_settle, fake_room};
     CODE(wki_cu_heap_create(&source, limit, &f->heap, NULL));
     for (size_t s = 0; s < STREAMS; s++)
         CODE(wki_cu_pool_open(f->heap, &f->id[s], &f->pool[s], NULL));
@@ -303,16 +304,18 @@ TEST(cuda_rt, heap_out_of_memory_text) {
     for (int i = 0; i < 2; i++)
         CODE(wki_cu_heap_alloc(f->heap, f->pool[0], 16 * MIB, "conv2d", &p, NULL));
     CODE(wki_cu_heap_alloc(f->heap, f->pool[0], 8 * MIB, "linear", &p, NULL));
-    CODE(wki_cu_heap_alloc(f->heap, f->pool[0], 1000, NULL, &p, NULL)); /* in a large block: no other is left */
+    /* In a large block, since no other is left. */
+    CODE(wki_cu_heap_alloc(f->heap, f->pool[0], 1000, NULL, &p, NULL));
     CODE(wki_cu_heap_free(f->heap, f->pool[0], first, NULL));
     REQUIRE(wki_cu_heap_alloc(f->heap, f->pool[0], 24 * MIB, "softmax", &p, &err) == WKI_CU_DEVICE_MEMORY);
     CHECK_EQ_I(p, 0);
     CHECK_EQ_I(err.code, WKI_CU_DEVICE_MEMORY);
-    CHECK_STR(err.text,
-              "out of device memory: softmax asked for 24.0 MiB; the device has 0 B free of 64.0 MiB; the "
-              "allocator holds 64.0 MiB, 42.0 MiB of it in 4 live blocks; its largest free block is 16.0 MiB "
-              "(fragmentation 27%); most is held by conv2d 32.0 MiB (2), linear 8.0 MiB (1), untagged 2.0 MiB "
-              "(1)");
+    CHECK_STR(
+        err.text,
+        "out of device memory: softmax asked for 24.0 MiB; the device has 0 B free of 64.0 MiB; the "
+        "allocator holds 64.0 MiB, 42.0 MiB of it in 4 live blocks; its largest free block is 16.0 MiB "
+        "(fragmentation 27%); most is held by conv2d 32.0 MiB (2), linear 8.0 MiB (1), untagged 2.0 MiB "
+        "(1)");
     CHECK(f->n_settle > 0);
     CHECK_EQ_I(wki_cu_heap_alloc(f->heap, f->pool[0], SIZE_MAX, "x", &p, &err), WKI_CU_DEVICE_MEMORY);
     fake_free(f);

@@ -17,14 +17,14 @@
 #define MIB ((size_t)1 << 20)
 
 /* A call that must succeed; its message and the end of the function when it does not. */
-#define CALL(function, ...)                                                                                   \
-    do {                                                                                                      \
-        wki_cu_error call_err = {0};                                                                          \
-        int call_code = function(__VA_ARGS__, &call_err);                                                     \
-        if (call_code != WKI_CU_OK) {                                                                         \
-            FAIL("%s is %d: %s", #function, call_code, call_err.text);                                        \
-            return;                                                                                           \
-        }                                                                                                     \
+#define CALL(function, ...)                                                                                  \
+    do {                                                                                                     \
+        wki_cu_error call_err = {0};                                                                         \
+        int call_code = function(__VA_ARGS__, &call_err);                                                    \
+        if (call_code != WKI_CU_OK) {                                                                        \
+            FAIL("%s is %d: %s", #function, call_code, call_err.text);                                       \
+            return;                                                                                          \
+        }                                                                                                    \
     } while (0)
 
 /* Sets a variable and returns a copy of what it was, for reset_env. */
@@ -54,8 +54,9 @@ TEST(cuda_rt, says_what_is_missing) {
     CHECK_EQ_I(wki_cu_open(&absent, &cu, &err), WKI_CU_NO_LIBRARY);
     CHECK(cu == NULL);
     CHECK_EQ_I(err.code, WKI_CU_NO_LIBRARY);
-    CHECK_STR(err.text, "no CUDA device: libcuda-absent.so.1 not found in /nowhere/cuda, on the loader's path or "
-                        "in the usual places");
+    CHECK_STR(err.text,
+              "no CUDA device: libcuda-absent.so.1 not found in /nowhere/cuda, on the loader's path or "
+              "in the usual places");
     CHECK_EQ_I(wki_cu_open(&absent, &cu, NULL), WKI_CU_NO_LIBRARY);
 
     const wki_cu_options no_compiler = {.nvrtc = "/nowhere/libnvrtc.so"};
@@ -82,9 +83,11 @@ TEST(cuda_rt, looks_in_python_environments) {
     REQUIRE(mkdtemp(root) && dladdr((void *)(uintptr_t)&cbrt, &libm));
     snprintf(text, sizeof text,
              "cd %s && mkdir -p bin lib/python3.99/site-packages/nvidia/wick/lib && touch bin/python3 && "
-             "chmod +x bin/python3 && ln -s \"$LIBM\" lib/python3.99/site-packages/nvidia/wick/lib/libwick-cu.so.1",
+             "chmod +x bin/python3 && ln -s \"$LIBM\" "
+             "lib/python3.99/site-packages/nvidia/wick/lib/libwick-cu.so.1",
              root);
-    snprintf(at, sizeof at, "%s/lib/python3.99/site-packages/nvidia/wick/lib/libwick-cu.so.1 lacks nvrtc", root);
+    snprintf(at, sizeof at, "%s/lib/python3.99/site-packages/nvidia/wick/lib/libwick-cu.so.1 lacks nvrtc",
+             root);
     setenv("LIBM", libm.dli_fname, 1);
     REQUIRE(system(text) == 0);
     const wki_cu_options options = {.nvrtc = "libwick-cu.so.1"};
@@ -108,11 +111,12 @@ TEST(cuda_rt, looks_in_python_environments) {
 
 /* ---- The compiler ---------------------------------------------------------------------------------------- */
 
-static const char vector_add[] = "extern \"C\" __global__ void vector_add(const float *a, const float *b, float *c,\n"
-                                 "                                     long long n) {\n"
-                                 "    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;\n"
-                                 "    if (i < n) c[i] = a[i] + b[i];\n"
-                                 "}\n";
+static const char vector_add[] =
+    "extern \"C\" __global__ void vector_add(const float *a, const float *b, float *c,\n"
+    "                                     long long n) {\n"
+    "    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;\n"
+    "    if (i < n) c[i] = a[i] + b[i];\n"
+    "}\n";
 
 TEST(cuda_rt, compiles_without_a_device) {
     wki_nvrtc *rtc;
@@ -135,8 +139,9 @@ TEST(cuda_rt, compiles_without_a_device) {
     }
 
     /* Nothing is contracted; fma by name stays. `helper` has no __device__. */
-    static const char product[] = "float helper(float a, float b, float c) { return a * b + c; }\n"
-                                  "extern \"C\" __global__ void k(float *p) { p[3] = helper(p[0], p[1], p[2]) SUFFIX; }\n";
+    static const char product[] =
+        "float helper(float a, float b, float c) { return a * b + c; }\n"
+        "extern \"C\" __global__ void k(float *p) { p[3] = helper(p[0], p[1], p[2]) SUFFIX; }\n";
     static const char *const options[] = {"-DSUFFIX=", "-DSUFFIX=+fmaf(p[4],p[5],p[6])"};
     for (int i = 0; i < 2; i++) {
         const wki_nvrtc_source source = {product, "product.cu", "compute_80", &options[i], 1};
@@ -147,8 +152,8 @@ TEST(cuda_rt, compiles_without_a_device) {
         wki_nvrtc_binary_free(&ptx);
     }
 
-    const wki_nvrtc_source bad = {.text = "int a;\n__global__ void k() { undeclared = 1; }\n", .name = "bad.cu",
-                                  .arch = "sm_90"};
+    const wki_nvrtc_source bad = {
+        .text = "int a;\n__global__ void k() { undeclared = 1; }\n", .name = "bad.cu", .arch = "sm_90"};
     wki_nvrtc_binary none;
     CHECK_EQ_I(wki_nvrtc_compile(rtc, &bad, &none, &err), WKI_CU_COMPILE);
     CHECK_EQ_I(err.code, WKI_CU_COMPILE);
@@ -156,7 +161,8 @@ TEST(cuda_rt, compiles_without_a_device) {
     CHECK(none.data == NULL && none.log && strstr(none.log, "undeclared"));
     wki_nvrtc_binary_free(&none);
 
-    const wki_nvrtc_source option = {vector_add, "v.cu", "sm_90", (const char *const[]){"--no-such-option"}, 1};
+    const wki_nvrtc_source option = {vector_add, "v.cu", "sm_90", (const char *const[]){"--no-such-option"},
+                                     1};
     CHECK_EQ_I(wki_nvrtc_compile(rtc, &option, &none, &err), WKI_CU_COMPILE);
     CHECK(strstr(err.text, "NVRTC_ERROR_INVALID_OPTION"));
     wki_nvrtc_binary_free(&none);
@@ -205,10 +211,10 @@ static void gpu_close(gpu *g) {
     CHECK_EQ_I(wki_alloc_live(), g->live);
 }
 
-#define NEED_GPU(g)                                                                                           \
-    do {                                                                                                      \
-        if (!gpu_open((g), 0))                                                                                \
-            SKIP("%s", (g)->err.text);                                                                        \
+#define NEED_GPU(g)                                                                                          \
+    do {                                                                                                     \
+        if (!gpu_open((g), 0))                                                                               \
+            SKIP("%s", (g)->err.text);                                                                       \
     } while (0)
 
 TEST(cuda_rt, device_and_its_errors) {
@@ -217,14 +223,16 @@ TEST(cuda_rt, device_and_its_errors) {
     const wki_cu_device_info *info = wki_cu_device_info_of(g.dev);
     CHECK(wki_cu_device_count(g.cu) >= 1 && wki_cu_driver_version(g.cu) >= 12000);
     CHECK(info->name[0] && info->major >= 5 && info->sm_count > 0 && info->warp_size == 32);
-    CHECK(info->memory > 512 * MIB && info->l2 > 0 && info->smem_optin >= 48 << 10 && info->sm_threads >= 1024);
+    CHECK(info->memory > 512 * MIB && info->l2 > 0 && info->smem_optin >= 48 << 10 &&
+          info->sm_threads >= 1024);
     wki_cu_device *none;
     CHECK_EQ_I(wki_cu_device_open(g.cu, 99, 0, &none, &g.err), WKI_CU_NO_DEVICE);
     CHECK(none == NULL && strstr(g.err.text, "no CUDA device 99: there "));
     wki_cu_module *m;
     char junk[64] = "junk";
     CHECK_EQ_I(wki_cu_module_load(g.dev, junk, &m, &g.err), WKI_CU_FAILED);
-    CHECK(m == NULL && g.err.result != 0 && strstr(g.err.text, "cuModuleLoadData: CUDA_ERROR_") == g.err.text);
+    CHECK(m == NULL && g.err.result != 0 &&
+          strstr(g.err.text, "cuModuleLoadData: CUDA_ERROR_") == g.err.text);
     gpu_close(&g);
 }
 
@@ -233,8 +241,8 @@ TEST(cuda_rt, copies_and_fills) {
     NEED_GPU(&g);
     size_t n = 1 + wkt_below(3 * MIB);
     wki_cu_ptr a, b, none;
-    unsigned char *host = malloc(n), *back = malloc(n), *pinned;
-    REQUIRE(host && back);
+    static unsigned char host[3 * MIB], back[3 * MIB];
+    unsigned char *pinned;
     for (size_t i = 0; i < n; i++)
         host[i] = (unsigned char)(wkt_u64() >> 56);
     CALL(wki_cu_host_alloc, g.dev, n, (void **)&pinned);
@@ -281,8 +289,6 @@ TEST(cuda_rt, copies_and_fills) {
     CALL(wki_cu_free, g.s, 0);
     CHECK_EQ_I(wki_cu_free(g.s, a, &g.err), WKI_CU_INVALID);
     wki_cu_host_free(g.dev, pinned);
-    free(host);
-    free(back);
     gpu_close(&g);
 }
 
@@ -296,8 +302,7 @@ TEST(cuda_rt, allocator_blocks_do_not_overlap) {
         size_t words;
         uint32_t mark;
     } held[HELD] = {0};
-    uint32_t *back = malloc(24 * MIB);
-    REQUIRE(back);
+    static uint32_t back[6 * MIB];
     for (int step = 0; step < (wkt_quick() ? 200 : 1000); step++) {
         size_t i = wkt_below(HELD);
         if (held[i].p) {
@@ -320,7 +325,6 @@ TEST(cuda_rt, allocator_blocks_do_not_overlap) {
     wki_cu_memory_stats_get(g.dev, &st);
     CHECK_EQ_I(st.reserved, 0);
     CHECK(st.driver_allocs == st.driver_frees && st.driver_allocs < st.allocs / 4);
-    free(back);
     gpu_close(&g);
 }
 
@@ -331,7 +335,8 @@ TEST(cuda_rt, allocator_out_of_memory) {
     wki_cu_ptr a, b;
     CALL(wki_cu_alloc, g.s, 40 * MIB, "weights", &a);
     CHECK_EQ_I(wki_cu_alloc(g.s, 30 * MIB, "activations", &b, &g.err), WKI_CU_DEVICE_MEMORY);
-    CHECK(strstr(g.err.text, "out of device memory: activations asked for 30.0 MiB; the device has ") == g.err.text);
+    CHECK(strstr(g.err.text, "out of device memory: activations asked for 30.0 MiB; the device has ") ==
+          g.err.text);
     CHECK(strstr(g.err.text, " of a limit of 64.0 MiB, ") && strstr(g.err.text, "weights 40.0 MiB (1)"));
     CALL(wki_cu_free, g.s, a);
     CALL(wki_cu_alloc, g.s, 60 * MIB, "activations", &b); /* the cached 40 MiB are given back for it */
@@ -350,11 +355,12 @@ TEST(cuda_rt, allocator_out_of_memory) {
 
 /* ---- Kernels --------------------------------------------------------------------------------------------- */
 
+#define MAX_ADD 100000
+
 static void run_vector_add(gpu *g, wki_cu_function *f, long long n) {
     size_t bytes = (size_t)n * sizeof(float);
-    float *a = malloc(bytes), *b = malloc(bytes), *c = malloc(bytes);
+    static float a[MAX_ADD], b[MAX_ADD], c[MAX_ADD];
     wki_cu_ptr da, db, dc;
-    REQUIRE(a && b && c);
     wkt_fill_normal(a, (size_t)n, 1);
     wkt_fill_normal(b, (size_t)n, 1);
     CALL(wki_cu_alloc, g->s, bytes, "a", &da);
@@ -373,9 +379,6 @@ static void run_vector_add(gpu *g, wki_cu_function *f, long long n) {
     CALL(wki_cu_free, g->s, da);
     CALL(wki_cu_free, g->s, db);
     CALL(wki_cu_free, g->s, dc);
-    free(a);
-    free(b);
-    free(c);
 }
 
 TEST(cuda_rt, launches_kernels) {
@@ -397,9 +400,9 @@ TEST(cuda_rt, launches_kernels) {
     const wki_nvrtc_source as_ptx = {.text = vector_add, .name = "vector_add.cu", .arch = ptx_arch};
     CALL(wki_cu_module_get, g.dev, &as_ptx, &other);
     CALL(wki_cu_module_function, g.dev, m, "vector_add", 0, &f);
-    run_vector_add(&g, f, 1 + (long long)wkt_below(100000));
+    run_vector_add(&g, f, 1 + (long long)wkt_below(MAX_ADD));
     CALL(wki_cu_module_function, g.dev, other, "vector_add", 0, &f);
-    run_vector_add(&g, f, 1 + (long long)wkt_below(100000));
+    run_vector_add(&g, f, 1 + (long long)wkt_below(MAX_ADD));
 
     CHECK_EQ_I(wki_cu_module_function(g.dev, m, "no_such", 0, &none, &g.err), WKI_CU_FAILED);
     CHECK(strstr(g.err.text, "no_such: cuModuleGetFunction: CUDA_ERROR_NOT_FOUND") == g.err.text);
@@ -413,12 +416,13 @@ TEST(cuda_rt, launches_kernels) {
 TEST(cuda_rt, large_shared_memory) {
     gpu g;
     NEED_GPU(&g);
-    static const char text[] = "extern \"C\" __global__ void turn(int *p) {\n"
-                               "    extern __shared__ int s[];\n"
-                               "    for (int i = threadIdx.x; i < 20000; i += blockDim.x) s[i] = p[i];\n"
-                               "    __syncthreads();\n"
-                               "    for (int i = threadIdx.x; i < 20000; i += blockDim.x) p[i] = s[19999 - i];\n"
-                               "}\n";
+    static const char text[] =
+        "extern \"C\" __global__ void turn(int *p) {\n"
+        "    extern __shared__ int s[];\n"
+        "    for (int i = threadIdx.x; i < 20000; i += blockDim.x) s[i] = p[i];\n"
+        "    __syncthreads();\n"
+        "    for (int i = threadIdx.x; i < 20000; i += blockDim.x) p[i] = s[19999 - i];\n"
+        "}\n";
     if (wki_cu_device_info_of(g.dev)->smem_optin < 80000)
         SKIP("the device gives a block less than 80000 bytes of shared memory");
     const wki_nvrtc_source source = {.text = text, .name = "turn.cu"};
@@ -504,8 +508,8 @@ static void operand_drop(gpu *g, operand *x) {
     CALL(wki_cu_free, g->s, x->dev);
 }
 
-static void check_product(const wki_cu_gemm *q, const wki_cu_gemm_args *args, const operand *a, const operand *b,
-                          const operand *c, const operand *bias, const float *got) {
+static void check_product(const wki_cu_gemm *q, const wki_cu_gemm_args *args, const operand *a,
+                          const operand *b, const operand *c, const operand *bias, const float *got) {
     double unit = q->type == WKI_CU_GEMM_F32 ? FLT_EPSILON / 2 : 1.0 / 256;
     size_t outside = 0;
     for (int64_t z = 0; z < q->batch; z++)
@@ -537,12 +541,13 @@ static void check_product(const wki_cu_gemm *q, const wki_cu_gemm_args *args, co
                 outside += got[z * q->c_bs + i * q->c_ld + j] != c->host[z * q->c_bs + i * q->c_ld + j];
         }
     if (outside)
-        FAIL("%zu of %lld elements are wrong: type %d epilogue %d, %lld x %lld x %lld batch %lld, a (%lld, %lld, "
+        FAIL("%zu of %lld elements are wrong: type %d epilogue %d, %lld x %lld x %lld batch %lld, a (%lld, "
+             "%lld, "
              "%lld) b (%lld, %lld, %lld) c (%lld, %lld)",
              outside, (long long)(q->m * q->n * q->batch), (int)q->type, (int)q->epilogue, (long long)q->m,
              (long long)q->n, (long long)q->k, (long long)q->batch, (long long)q->a_rs, (long long)q->a_cs,
-             (long long)q->a_bs, (long long)q->b_rs, (long long)q->b_cs, (long long)q->b_bs, (long long)q->c_ld,
-             (long long)q->c_bs);
+             (long long)q->a_bs, (long long)q->b_rs, (long long)q->b_cs, (long long)q->b_bs,
+             (long long)q->c_ld, (long long)q->c_bs);
 }
 
 /* Strides of a rows x cols matrix, contiguous along rows or columns, with some padding. */
@@ -618,8 +623,8 @@ TEST(cuda_rt, products_that_are_refused) {
     gpu g;
     NEED_GPU(&g);
     wki_cu_gemm_plan *plan;
-    const wki_cu_gemm good = {.m = 8, .n = 8, .k = 8, .batch = 1, .a_rs = 8, .a_cs = 1, .b_rs = 8, .b_cs = 1,
-                              .c_ld = 8};
+    const wki_cu_gemm good = {
+        .m = 8, .n = 8, .k = 8, .batch = 1, .a_rs = 8, .a_cs = 1, .b_rs = 8, .b_cs = 1, .c_ld = 8};
     wki_cu_gemm q = good;
     q.a_cs = 2;
     q.a_rs = 16;
@@ -682,7 +687,8 @@ TEST(cuda_rt, graph_with_a_ring_of_arguments) {
     CALL(wki_cu_ring_create, g.s, 4, sizeof(arguments), &ring);
 
     /* Two kernels in a row: the second does the same again, so the graph has two nodes. */
-    const wki_cu_kernel one = {f, {1, 1, 1}, {256, 1, 1}, 0, (void *[]){&block}, "scale"}, two[2] = {one, one};
+    const wki_cu_kernel one = {f, {1, 1, 1}, {256, 1, 1}, 0, (void *[]){&block}, "scale"},
+                        two[2] = {one, one};
     CALL(wki_cu_capture_begin, g.s);
     CHECK(wki_cu_capturing(g.s));
     CALL(wki_cu_launch_many, g.s, two, 2);
@@ -732,8 +738,18 @@ TEST(cuda_rt, graph_with_a_product) {
     gpu g;
     NEED_GPU(&g);
     enum { N = 96 };
-    wki_cu_gemm q = {.type = WKI_CU_GEMM_F32, .epilogue = WKI_CU_EPILOGUE_BIAS, .m = N, .n = N, .k = N, .batch = 1,
-                     .a_rs = N, .a_cs = 1, .b_rs = 1, .b_cs = N, .c_ld = N, .c_bs = N * N};
+    wki_cu_gemm q = {.type = WKI_CU_GEMM_F32,
+                     .epilogue = WKI_CU_EPILOGUE_BIAS,
+                     .m = N,
+                     .n = N,
+                     .k = N,
+                     .batch = 1,
+                     .a_rs = N,
+                     .a_cs = 1,
+                     .b_rs = 1,
+                     .b_cs = N,
+                     .c_ld = N,
+                     .c_bs = N * N};
     operand a, b, c, bias;
     operand_make(&g, q.type, N * N, &a);
     operand_make(&g, q.type, N * N, &b);
@@ -787,10 +803,11 @@ TEST(cuda_rt, capture_can_be_given_up) {
 
 /* ---- Streams and threads --------------------------------------------------------------------------------- */
 
-static const char slow_text[] = "extern \"C\" __global__ void slow(unsigned *p, unsigned n, unsigned mark) {\n"
-                                "    for (int i = 0; i < 200; i++) __nanosleep(20000);\n"
-                                "    for (unsigned i = threadIdx.x; i < n; i += blockDim.x) p[i] = mark;\n"
-                                "}\n";
+static const char slow_text[] =
+    "extern \"C\" __global__ void slow(unsigned *p, unsigned n, unsigned mark) {\n"
+    "    for (int i = 0; i < 200; i++) __nanosleep(20000);\n"
+    "    for (unsigned i = threadIdx.x; i < n; i += blockDim.x) p[i] = mark;\n"
+    "}\n";
 
 /* Memory freed on a stream that still writes it reaches another only behind an event. */
 TEST(cuda_rt, memory_moves_between_streams_in_order) {
@@ -803,8 +820,7 @@ TEST(cuda_rt, memory_moves_between_streams_in_order) {
     wki_cu_stream *other;
     wki_cu_ptr p, q;
     unsigned n = 20 * MIB / 4, mark = 7;
-    uint32_t *back = malloc(20 * MIB);
-    REQUIRE(back);
+    static uint32_t back[5 * MIB];
     CALL(wki_cu_module_get, g.dev, &source, &m);
     CALL(wki_cu_module_function, g.dev, m, "slow", 0, &f);
     CALL(wki_cu_stream_create, g.dev, &other);
@@ -824,7 +840,6 @@ TEST(cuda_rt, memory_moves_between_streams_in_order) {
     CHECK_EQ_I(wrong, 0);
     CALL(wki_cu_free, other, q);
     wki_cu_stream_destroy(other);
-    free(back);
     gpu_close(&g);
 }
 

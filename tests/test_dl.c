@@ -62,8 +62,9 @@ TEST(dl, says_what_was_not_found) {
     wki_dl *dl = (wki_dl *)&search;
     CHECK(wki_dl_open(&dl, &search, err, sizeof err) == -1);
     CHECK(dl == NULL);
-    CHECK_STR(err, "libwick-absent.so.9, libwick-absent.so.8 not found in /nowhere/a:/nowhere/b, on the loader's "
-                   "path or in the usual places");
+    CHECK_STR(err,
+              "libwick-absent.so.9, libwick-absent.so.8 not found in /nowhere/a:/nowhere/b, on the loader's "
+              "path or in the usual places");
     CHECK(wki_dl_open(&dl, &search, tiny, sizeof tiny) == -1);
     CHECK_STR(tiny, "libwick");
     const char *const path[] = {"/nowhere/libwick.so", NULL};
@@ -82,7 +83,8 @@ TEST(dl, reports_a_broken_file) {
     REQUIRE(f);
     fputs("not a library", f);
     fclose(f);
-    const char *const names[] = {"libwick-broken.so.1", NULL}, *const both[] = {"libwick-broken.so.1", "libm.so.6", NULL};
+    const char *const names[] = {"libwick-broken.so.1", NULL}, *const both[] = {"libwick-broken.so.1",
+                                                                                "libm.so.6", NULL};
     const char *const globs[] = {pattern, NULL};
     const wki_dl_search in_first = {.names = names, .first = dir}, in_glob = {.names = names, .after = globs};
     const wki_dl_search then_good = {.names = both, .first = dir};

@@ -42,7 +42,8 @@ static bool try_file(attempt *a, const char *path) {
 
 static bool try_in(attempt *a, const char *dir, size_t dir_len, const char *name) {
     char path[PATH_MAX];
-    if (dir_len == 0 || (size_t)snprintf(path, sizeof path, "%.*s/%s", (int)dir_len, dir, name) >= sizeof path)
+    if (dir_len == 0 ||
+        (size_t)snprintf(path, sizeof path, "%.*s/%s", (int)dir_len, dir, name) >= sizeof path)
         return false;
     return access(path, F_OK) == 0 && try_file(a, path);
 }

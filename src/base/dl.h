@@ -10,9 +10,9 @@ typedef struct wki_dl wki_dl;
 
 /* Where a library may be. Every name is tried everywhere before the next name is. */
 typedef struct wki_dl_search {
-    const char *const *names; /* file names, best first, NULL at the end; one with a '/' is a path and final */
-    const char *first;        /* directories separated by ':' that go before the loader's own; may be NULL */
-    const char *const *after; /* glob patterns of directories that come after, NULL at the end; may be NULL */
+    const char *const *names; /* file names, best first, NULL at the end; one with a '/' is a path */
+    const char *first;        /* directories separated by ':' that go before the loader's; may be NULL */
+    const char *const *after; /* glob patterns of directories after it, NULL at the end; may be NULL */
 } wki_dl_search;
 
 /* One pointer of a table: the exported symbol and the place of the pointer in the table. */

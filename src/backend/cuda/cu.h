@@ -54,13 +54,13 @@ typedef struct wki_cu_options {
 
 typedef struct wki_cu_device_info {
     char name[128];
-    int major, minor;   /* compute capability */
+    int major, minor; /* compute capability */
     int sm_count;
-    int sm_threads;     /* resident threads a multiprocessor */
+    int sm_threads; /* resident threads a multiprocessor */
     int warp_size;
-    size_t memory;      /* bytes */
-    size_t l2;          /* bytes */
-    size_t smem_optin;  /* dynamic shared memory a block may ask for, bytes */
+    size_t memory;     /* bytes */
+    size_t l2;         /* bytes */
+    size_t smem_optin; /* dynamic shared memory a block may ask for, bytes */
 } wki_cu_device_info;
 
 /* Opens the driver and counts devices; options (NULL: defaults) and its strings are copied. Without a driver
@@ -96,7 +96,8 @@ int wki_cu_stream_wait(wki_cu_stream *s, wki_cu_stream *on, wki_cu_error *err);
 int wki_cu_event_create(wki_cu_device *dev, bool timing, wki_cu_event **out, wki_cu_error *err);
 void wki_cu_event_destroy(wki_cu_device *dev, wki_cu_event *e);
 int wki_cu_event_record(wki_cu_event *e, wki_cu_stream *s, wki_cu_error *err);
-int wki_cu_event_wait(wki_cu_event *e, wki_cu_stream *s, wki_cu_error *err); /* the stream waits, not the host */
+/* The stream waits, not the host. */
+int wki_cu_event_wait(wki_cu_event *e, wki_cu_stream *s, wki_cu_error *err);
 int wki_cu_event_sync(wki_cu_device *dev, wki_cu_event *e, wki_cu_error *err);
 /* Milliseconds between two finished events with timing. */
 int wki_cu_event_elapsed(wki_cu_device *dev, wki_cu_event *start, wki_cu_event *end, float *ms,
@@ -166,7 +167,8 @@ typedef struct wki_nvrtc_binary {
 } wki_nvrtc_binary;
 
 /* The caller frees the binary in either case. err's text holds the first error line of the log. */
-int wki_nvrtc_compile(wki_nvrtc *rtc, const wki_nvrtc_source *source, wki_nvrtc_binary *out, wki_cu_error *err);
+int wki_nvrtc_compile(wki_nvrtc *rtc, const wki_nvrtc_source *source, wki_nvrtc_binary *out,
+                      wki_cu_error *err);
 void wki_nvrtc_binary_free(wki_nvrtc_binary *binary);
 
 int wki_cu_module_load(wki_cu_device *dev, const void *image, wki_cu_module **out, wki_cu_error *err);
@@ -224,7 +226,7 @@ typedef struct wki_cu_gemm {
 typedef struct wki_cu_gemm_args {
     wki_cu_ptr a, b, c, bias;
     float alpha, beta;
-    wki_cu_ptr workspace;   /* 0: the stream's own, allocated on first need, so not inside a capture */
+    wki_cu_ptr workspace; /* 0: the stream's own, allocated on first need, so not inside a capture */
     size_t workspace_bytes;
 } wki_cu_gemm_args;
 
@@ -233,7 +235,8 @@ typedef struct wki_cu_gemm_args {
 int wki_cu_gemm_prepare(wki_cu_device *dev, const wki_cu_gemm *g, wki_cu_gemm_plan **out, wki_cu_error *err);
 size_t wki_cu_gemm_workspace(const wki_cu_gemm_plan *plan); /* bytes it needs */
 /* The pointers must be aligned as prepared for. May be captured. */
-int wki_cu_gemm_run(wki_cu_gemm_plan *plan, wki_cu_stream *s, const wki_cu_gemm_args *args, wki_cu_error *err);
+int wki_cu_gemm_run(wki_cu_gemm_plan *plan, wki_cu_stream *s, const wki_cu_gemm_args *args,
+                    wki_cu_error *err);
 
 /* ---- Graphs ---------------------------------------------------------------------------------------------- */
 

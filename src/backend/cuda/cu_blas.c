@@ -186,18 +186,19 @@ static int make_key(const wki_cu_gemm *g, plan_key *key, wki_cu_error *err) {
 /* ---- Plans ----------------------------------------------------------------------------------------------- */
 
 /* A column-major view for cuBLASLt: rows are the contiguous direction. */
-static int make_layout(const wki_cu_gemm_plan *p, int64_t rows, int64_t cols, int64_t ld, int64_t batch_stride,
-                       wki_ltlayout *out, wki_cu_error *err) {
+static int make_layout(const wki_cu_gemm_plan *p, int64_t rows, int64_t cols, int64_t ld,
+                       int64_t batch_stride, wki_ltlayout *out, wki_cu_error *err) {
     wki_cu_blas *blas = p->blas;
     int32_t batch = (int32_t)p->key.batch;
     int code = LT(blas, err, cublasLtMatrixLayoutCreate, out, element[p->key.type].type, (uint64_t)rows,
                   (uint64_t)cols, ld);
     if (code || batch == 1)
         return code;
-    code = LT(blas, err, cublasLtMatrixLayoutSetAttribute, *out, WKI_LT_LAYOUT_BATCH_COUNT, &batch, sizeof batch);
+    code = LT(blas, err, cublasLtMatrixLayoutSetAttribute, *out, WKI_LT_LAYOUT_BATCH_COUNT, &batch,
+              sizeof batch);
     if (!code)
-        code = LT(blas, err, cublasLtMatrixLayoutSetAttribute, *out, WKI_LT_LAYOUT_BATCH_OFFSET, &batch_stride,
-                  sizeof batch_stride);
+        code = LT(blas, err, cublasLtMatrixLayoutSetAttribute, *out, WKI_LT_LAYOUT_BATCH_OFFSET,
+                  &batch_stride, sizeof batch_stride);
     return code;
 }
 
@@ -217,9 +218,11 @@ static int describe(wki_cu_gemm_plan *p, wki_cu_error *err) {
     const uint32_t epilogue = lt_epilogue[k->epilogue];
     int code = LT(blas, err, cublasLtMatmulDescCreate, &p->desc, WKI_LT_COMPUTE_32F, WKI_LT_R_32F);
     if (!code)
-        code = LT(blas, err, cublasLtMatmulDescSetAttribute, p->desc, WKI_LT_DESC_TRANSA, &first, sizeof first);
+        code =
+            LT(blas, err, cublasLtMatmulDescSetAttribute, p->desc, WKI_LT_DESC_TRANSA, &first, sizeof first);
     if (!code)
-        code = LT(blas, err, cublasLtMatmulDescSetAttribute, p->desc, WKI_LT_DESC_TRANSB, &second, sizeof second);
+        code = LT(blas, err, cublasLtMatmulDescSetAttribute, p->desc, WKI_LT_DESC_TRANSB, &second,
+                  sizeof second);
     if (!code)
         code = LT(blas, err, cublasLtMatmulDescSetAttribute, p->desc, WKI_LT_DESC_EPILOGUE, &epilogue,
                   sizeof epilogue);
@@ -254,8 +257,8 @@ static int choose(wki_cu_gemm_plan *p, wki_cu_error *err) {
         code = LT(blas, err, cublasLtMatmulPreferenceSetAttribute, pref, alignments[i], &alignment,
                   sizeof alignment);
     if (!code)
-        code = LT(blas, err, cublasLtMatmulAlgoGetHeuristic, blas->handle, p->desc, p->b, p->a, p->c, p->c, pref,
-                  1, &best, &found);
+        code = LT(blas, err, cublasLtMatmulAlgoGetHeuristic, blas->handle, p->desc, p->b, p->a, p->c, p->c,
+                  pref, 1, &best, &found);
     if (!code && (found < 1 || best.state != 0))
         code = wki_cu_fail(err, WKI_CU_UNSUPPORTED, "cuBLASLt has no algorithm");
     if (!code) {
@@ -343,8 +346,8 @@ static int find_workspace(const wki_cu_gemm_plan *p, wki_cu_stream *s, const wki
     return WKI_CU_OK;
 }
 
-static int run_locked(wki_cu_gemm_plan *p, wki_cu_stream *s, const wki_cu_gemm_args *args, wki_cu_ptr workspace,
-                      wki_cu_error *err) {
+static int run_locked(wki_cu_gemm_plan *p, wki_cu_stream *s, const wki_cu_gemm_args *args,
+                      wki_cu_ptr workspace, wki_cu_error *err) {
     if (has_bias(p->key.epilogue) && args->bias != p->bias) {
         int code = set_bias(p, args->bias, err);
         if (code)

@@ -7,11 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-int wki_cu_fail_driver(const wki_cu_driver_api *api, wki_cu_error *err, const char *call, wki_curesult result) {
+int wki_cu_fail_driver(const wki_cu_driver_api *api, wki_cu_error *err, const char *call,
+                       wki_curesult result) {
     const char *name = NULL, *reason = NULL;
     api->cuGetErrorName(result, &name);
     api->cuGetErrorString(result, &reason);
-    int code = result == WKI_OUT_OF_MEMORY     ? WKI_CU_DEVICE_MEMORY
+    int code = result == WKI_OUT_OF_MEMORY      ? WKI_CU_DEVICE_MEMORY
                : result == WKI_NO_DEVICE_RESULT ? WKI_CU_NO_DEVICE
                                                 : WKI_CU_FAILED;
     return wki_cu_fail_call(err, code, call, result, name, reason, NULL);
@@ -107,14 +108,14 @@ static int find_device(const wki_cu *cu, int ordinal, wki_cudevice *out, wki_cu_
 }
 
 int wki_cu_info(const wki_cu *cu, int ordinal, wki_cu_device_info *out, wki_cu_error *err) {
-    wki_cudevice device;
+    wki_cudevice device = 0;
     int l2 = 0, smem = 0;
     memset(out, 0, sizeof *out);
     const struct {
         int attribute, *value;
     } numbers[] = {
-        {WKI_ATTR_MAJOR, &out->major},        {WKI_ATTR_MINOR, &out->minor},
-        {WKI_ATTR_SM_COUNT, &out->sm_count},  {WKI_ATTR_SM_THREADS, &out->sm_threads},
+        {WKI_ATTR_MAJOR, &out->major},         {WKI_ATTR_MINOR, &out->minor},
+        {WKI_ATTR_SM_COUNT, &out->sm_count},   {WKI_ATTR_SM_THREADS, &out->sm_threads},
         {WKI_ATTR_WARP_SIZE, &out->warp_size}, {WKI_ATTR_L2, &l2},
         {WKI_ATTR_SMEM_OPTIN, &smem},
     };
@@ -227,7 +228,9 @@ int wki_cu_free(wki_cu_stream *s, wki_cu_ptr p, wki_cu_error *err) {
     return wki_cu_heap_free(s->dev->heap, s->pool, p, err);
 }
 
-void wki_cu_memory_stats_get(wki_cu_device *dev, wki_cu_memory_stats *out) { wki_cu_heap_stats(dev->heap, out); }
+void wki_cu_memory_stats_get(wki_cu_device *dev, wki_cu_memory_stats *out) {
+    wki_cu_heap_stats(dev->heap, out);
+}
 
 int wki_cu_memory_trim(wki_cu_device *dev, wki_cu_error *err) { return wki_cu_heap_trim(dev->heap, err); }
 

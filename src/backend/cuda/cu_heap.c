@@ -186,7 +186,7 @@ static bool reserve_live(wki_cu_heap *h) {
     if (2 * (h->stats.live + 1) <= h->live_cap)
         return true;
     size_t old_cap = h->live_cap, cap = old_cap ? 2 * old_cap : 256;
-    block **old = h->live, **fresh = wki_calloc(cap, sizeof *fresh);
+    block **old = h->live, **fresh = wki_calloc(cap, sizeof(void *));
     if (!fresh)
         return false;
     h->live = fresh;
@@ -329,14 +329,17 @@ static int trim(wki_cu_heap *h, wki_cu_error *err) {
     }
     for (segment **link = &h->segments; *link;) {
         segment *seg = *link;
-        for (block *b = seg->first; b; b = b->right)
+        bool whole = false;
+        for (block *b = seg->first; b; b = b->right) {
             while (!b->live && b->pool == h->idle && can_merge(b, b->right)) {
                 bin_remove(b);
                 bin_remove(b->right);
                 absorb_right(h, b);
                 bin_insert(b, h->idle);
             }
-        if (!seg->first->live && seg->first->pool == h->idle && seg->first->size == seg->size)
+            whole = !b->live && b->pool == h->idle && b->size == seg->size;
+        }
+        if (whole)
             release_segment(h, link);
         else
             link = &seg->next;
@@ -419,7 +422,7 @@ static size_t top_holders(const wki_cu_heap *h, holder *top, size_t cap) {
         if (!b)
             continue;
         size_t j = 0;
-        while (j < n && strcmp(all[j].tag, b->tag))
+        while (j < n && strcmp(all[j].tag, b->tag) != 0)
             j++;
         if (j == sizeof all / sizeof *all)
             continue;
@@ -460,13 +463,14 @@ static int fail_full(const wki_cu_heap *h, size_t bytes, const char *tag, wki_cu
     h->source.room(h->source.self, &device_free, &device_total);
     if (h->limit)
         snprintf(limit, sizeof limit, " of a limit of %s", show_bytes(t[6], h->limit));
-    int code = wki_cu_fail(
-        err, WKI_CU_DEVICE_MEMORY,
-        "out of device memory: %s asked for %s; the device has %s free of %s; the allocator holds %s%s, %s of it "
-        "in %zu live blocks; its largest free block is %s (fragmentation %.0f%%)",
-        tag, show_bytes(t[0], bytes), show_bytes(t[1], device_free), show_bytes(t[2], device_total),
-        show_bytes(t[3], h->stats.reserved), limit, show_bytes(t[4], h->stats.allocated), h->stats.live,
-        show_bytes(t[5], most), cached ? 100.0 * (1.0 - (double)most / (double)cached) : 0.0);
+    int code = wki_cu_fail(err, WKI_CU_DEVICE_MEMORY,
+                           "out of device memory: %s asked for %s; the device has %s free of %s; the "
+                           "allocator holds %s%s, %s of it "
+                           "in %zu live blocks; its largest free block is %s (fragmentation %.0f%%)",
+                           tag, show_bytes(t[0], bytes), show_bytes(t[1], device_free),
+                           show_bytes(t[2], device_total), show_bytes(t[3], h->stats.reserved), limit,
+                           show_bytes(t[4], h->stats.allocated), h->stats.live, show_bytes(t[5], most),
+                           cached ? 100.0 * (1.0 - (double)most / (double)cached) : 0.0);
     holder top[5];
     size_t n = top_holders(h, top, 5);
     for (size_t i = 0; i < n; i++)
@@ -478,7 +482,8 @@ static int fail_full(const wki_cu_heap *h, size_t bytes, const char *tag, wki_cu
 static int alloc_locked(wki_cu_heap *h, wki_cu_pool *pool, size_t bytes, const char *tag, wki_cu_ptr *out,
                         wki_cu_error *err) {
     if (pool->frozen)
-        return wki_cu_fail(err, WKI_CU_INVALID, "%s allocates device memory while its stream is captured", tag);
+        return wki_cu_fail(err, WKI_CU_INVALID, "%s allocates device memory while its stream is captured",
+                           tag);
     bool small = bytes < SMALL_LIMIT;
     size_t granule = small ? SMALL_GRANULE : LARGE_GRANULE;
     if (bytes > SIZE_MAX - granule)

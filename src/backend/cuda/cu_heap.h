@@ -13,7 +13,7 @@ typedef struct wki_cu_heap_source {
     /* WKI_CU_DEVICE_MEMORY means full, and may be followed by other attempts. */
     int (*grow)(void *self, size_t bytes, wki_cu_ptr *out, wki_cu_error *err);
     void (*release)(void *self, wki_cu_ptr p);
-    bool (*idle)(void *self, void *stream); /* nothing is queued */
+    bool (*idle)(void *self, void *stream);                                 /* nothing is queued */
     int (*after)(void *self, void *stream, void *other, wki_cu_error *err); /* as wki_cu_stream_wait */
     int (*settle)(void *self, void *stream, wki_cu_error *err);             /* as wki_cu_stream_sync */
     void (*room)(void *self, size_t *free, size_t *total);                  /* bytes on the device */

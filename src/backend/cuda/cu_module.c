@@ -85,7 +85,7 @@ static bool reserve_bucket(wki_cu_module_cache *cache) {
     if (cache->n < cache->n_buckets)
         return true;
     size_t n = cache->n_buckets ? 2 * cache->n_buckets : 64;
-    entry **fresh = wki_calloc(n, sizeof *fresh);
+    entry **fresh = wki_calloc(n, sizeof(void *));
     if (!fresh)
         return false;
     for (size_t i = 0; i < cache->n_buckets; i++)
@@ -183,8 +183,8 @@ static int launch(wki_cu_stream *s, const wki_cu_kernel *k, wki_cu_error *err) {
     int code = WKI_DRV(s->dev->cu, err, cuLaunchKernel, k->function, k->grid[0], k->grid[1], k->grid[2],
                        k->block[0], k->block[1], k->block[2], k->smem, s->handle, k->params, NULL);
     if (code) {
-        wki_cu_fail_more(err, ", grid %u x %u x %u, block %u x %u x %u, %u bytes of shared memory", k->grid[0],
-                         k->grid[1], k->grid[2], k->block[0], k->block[1], k->block[2], k->smem);
+        wki_cu_fail_more(err, ", grid %u x %u x %u, block %u x %u x %u, %u bytes of shared memory",
+                         k->grid[0], k->grid[1], k->grid[2], k->block[0], k->block[1], k->block[2], k->smem);
         wki_cu_fail_in(err, k->name ? k->name : "kernel");
     }
     return code;

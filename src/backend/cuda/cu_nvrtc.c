@@ -23,7 +23,8 @@ static const char *const fixed_options[] = {"--fmad=false", "-default-device", "
 
 static int fail_nvrtc(const wki_nvrtc *rtc, wki_cu_error *err, const char *call, wki_nvrtcresult result,
                       const char *what) {
-    return wki_cu_fail_call(err, WKI_CU_FAILED, call, result, rtc->api.nvrtcGetErrorString(result), NULL, what);
+    return wki_cu_fail_call(err, WKI_CU_FAILED, call, result, rtc->api.nvrtcGetErrorString(result), NULL,
+                            what);
 }
 
 int wki_nvrtc_open(const wki_cu_options *options, int prefer_major, wki_nvrtc **out, wki_cu_error *err) {
@@ -107,8 +108,8 @@ static int read_log(wki_nvrtc *rtc, wki_nvrtcprogram program, wki_nvrtc_binary *
 static int read_binary(wki_nvrtc *rtc, wki_nvrtcprogram program, bool ptx, wki_nvrtc_binary *out,
                        wki_cu_error *err) {
     const wki_nvrtc_api *api = &rtc->api;
-    wki_nvrtcresult result = ptx ? api->nvrtcGetPTXSize(program, &out->size)
-                                 : api->nvrtcGetCUBINSize(program, &out->size);
+    wki_nvrtcresult result =
+        ptx ? api->nvrtcGetPTXSize(program, &out->size) : api->nvrtcGetCUBINSize(program, &out->size);
     if (result)
         return fail_nvrtc(rtc, err, ptx ? "nvrtcGetPTXSize" : "nvrtcGetCUBINSize", result, NULL);
     out->data = wki_malloc(out->size);
@@ -118,7 +119,8 @@ static int read_binary(wki_nvrtc *rtc, wki_nvrtcprogram program, bool ptx, wki_n
     return result ? fail_nvrtc(rtc, err, ptx ? "nvrtcGetPTX" : "nvrtcGetCUBIN", result, NULL) : WKI_CU_OK;
 }
 
-int wki_nvrtc_compile(wki_nvrtc *rtc, const wki_nvrtc_source *source, wki_nvrtc_binary *out, wki_cu_error *err) {
+int wki_nvrtc_compile(wki_nvrtc *rtc, const wki_nvrtc_source *source, wki_nvrtc_binary *out,
+                      wki_cu_error *err) {
     *out = (wki_nvrtc_binary){0};
     const char *options[MAX_OPTIONS];
     char arch[64];
@@ -134,8 +136,7 @@ int wki_nvrtc_compile(wki_nvrtc *rtc, const wki_nvrtc_source *source, wki_nvrtc_
         options[n++] = source->options[i];
 
     wki_nvrtcprogram program = NULL;
-    wki_nvrtcresult result =
-        rtc->api.nvrtcCreateProgram(&program, source->text, source->name, 0, NULL, NULL);
+    wki_nvrtcresult result = rtc->api.nvrtcCreateProgram(&program, source->text, source->name, 0, NULL, NULL);
     if (result)
         return fail_nvrtc(rtc, err, "nvrtcCreateProgram", result, source->name);
     result = rtc->api.nvrtcCompileProgram(program, n, options);

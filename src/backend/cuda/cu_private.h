@@ -40,7 +40,8 @@ struct wki_cu_stream {
     bool capturing;
 };
 
-int wki_cu_fail_driver(const wki_cu_driver_api *api, wki_cu_error *err, const char *call, wki_curesult result);
+int wki_cu_fail_driver(const wki_cu_driver_api *api, wki_cu_error *err, const char *call,
+                       wki_curesult result);
 
 /* Calls the driver: WKI_DRV(cu, err, cuInit, 0) is 0 or a filled failure. */
 #define WKI_DRV(cu, err, call, ...) wki_cu_checked(&(cu)->api, (err), #call, (cu)->api.call(__VA_ARGS__))

@@ -69,7 +69,8 @@ int wki_cu_stream_done(wki_cu_stream *s, bool *done, wki_cu_error *err) {
         return code;
     wki_curesult result = s->dev->cu->api.cuStreamQuery(s->handle);
     *done = result == WKI_SUCCESS;
-    return result == WKI_NOT_READY ? WKI_CU_OK : wki_cu_checked(&s->dev->cu->api, err, "cuStreamQuery", result);
+    return result == WKI_NOT_READY ? WKI_CU_OK
+                                   : wki_cu_checked(&s->dev->cu->api, err, "cuStreamQuery", result);
 }
 
 int wki_cu_stream_wait(wki_cu_stream *s, wki_cu_stream *on, wki_cu_error *err) {
