@@ -11,10 +11,10 @@ typedef enum { WKG_F32 = 0, WKG_I64 = 1, WKG_U8 = 2, WKG_F64 = 3 } wkg_dtype;
 typedef struct {
     char *name;
     wkg_dtype dtype;
-    int ndim;                   /* 0: a single number */
-    int64_t dims[WKG_MAX_NDIM]; /* C order, last dimension contiguous */
+    int ndim; /* 0: a single number */
+    int64_t dims[WKG_MAX_NDIM];
     int64_t numel;
-    void *data;                 /* aligned as malloc aligns */
+    void *data; /* C order, aligned as malloc aligns */
 } wkg_tensor;
 
 typedef struct {

@@ -55,7 +55,7 @@ size_t wkg_itemsize(wkg_dtype dtype) {
 }
 
 static bool parse_name(cursor *c, wkg_file *f, wkg_tensor *t) {
-    uint32_t length;
+    uint32_t length = 0;
     if (!take(c, &length, sizeof length, "a name's length"))
         return false;
     if (length == 0 || length > MAX_NAME)
@@ -74,7 +74,7 @@ static bool parse_name(cursor *c, wkg_file *f, wkg_tensor *t) {
 }
 
 static bool parse_tensor(cursor *c, wkg_file *f, wkg_tensor *t) {
-    uint32_t dtype, ndim;
+    uint32_t dtype = 0, ndim = 0;
     if (!parse_name(c, f, t) || !take(c, &dtype, sizeof dtype, "a dtype") ||
         !take(c, &ndim, sizeof ndim, "a rank"))
         return false;
@@ -105,10 +105,10 @@ static bool parse_tensor(cursor *c, wkg_file *f, wkg_tensor *t) {
 wkg_file *wkg_parse(const void *bytes, size_t size, char *why, size_t n) {
     cursor c = {.bytes = bytes, .size = size, .why = why, .n = n};
     char magic[4];
-    uint32_t count;
+    uint32_t count = 0;
     if (!take(&c, magic, sizeof magic, "the magic"))
         return NULL;
-    if (memcmp(magic, "WKG1", sizeof magic)) {
+    if (memcmp(magic, "WKG1", sizeof magic) != 0) {
         refuse(why, n, "does not begin with WKG1");
         return NULL;
     }
