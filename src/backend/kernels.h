@@ -1,5 +1,5 @@
-/* Declarations of the functions behind the rows of kernels.def. A row without WKI_K_WORKSPACE has no _workspace function.
- * Included by the files that define kernels. */
+/* Declarations of the functions behind the rows of kernels.def. A row without WKI_K_WORKSPACE has no
+ * _workspace function. Included by the files that define kernels. */
 #ifndef WKI_KERNELS_H
 #define WKI_KERNELS_H
 

@@ -1,5 +1,5 @@
-/* The slow twins that define what the kernels compute: plain loops, any strides, sums in double and rounded once. Tests
- * compare with them, and they are the last row of each op. Calls core (errors). */
+/* The slow twins that define what the kernels compute: plain loops, any strides, sums in double and
+ * rounded once. Tests compare with them, and they are the last row of each op. Calls core (errors). */
 #include <math.h>
 
 #include "backend/cpu/k_util.h"
@@ -22,7 +22,7 @@ static int64_t at4(const wki_view *v, int64_t i, int64_t j, int64_t k, int64_t l
     return i * v->stride[0] + j * v->stride[1] + k * v->stride[2] + l * v->stride[3];
 }
 
-/* ---- copies --------------------------------------------------------------------------------------------------------- */
+/* ---- copies -------------------------------------------------------------------------------------------- */
 
 ALWAYS(copy_wide_reference)
 bool wki_k_copy_wide_reference_run(const wki_launch *l) {
@@ -55,7 +55,7 @@ bool wki_k_pad_slice_reference_run(const wki_launch *l) {
     return true;
 }
 
-/* ---- matrix products ------------------------------------------------------------------------------------------------ */
+/* ---- matrix products ----------------------------------------------------------------------------------- */
 
 ALWAYS(bmm_reference)
 bool wki_k_bmm_reference_run(const wki_launch *l) {
@@ -98,7 +98,7 @@ bool wki_k_linear_reference_run(const wki_launch *l) {
     return true;
 }
 
-/* ---- convolution ---------------------------------------------------------------------------------------------------- */
+/* ---- convolution --------------------------------------------------------------------------------------- */
 
 /* Element (n, c, h, w), 0 in the padding around. */
 static double padded(const wki_view *x, int64_t n, int64_t c, int64_t h, int64_t w) {
@@ -177,7 +177,7 @@ bool wki_k_conv2d_dw_reference_run(const wki_launch *l) {
     return true;
 }
 
-/* ---- pooling -------------------------------------------------------------------------------------------------------- */
+/* ---- pooling ------------------------------------------------------------------------------------------- */
 
 ALWAYS(max_pool2d_reference)
 bool wki_k_max_pool2d_reference_run(const wki_launch *l) {
@@ -185,6 +185,8 @@ bool wki_k_max_pool2d_reference_run(const wki_launch *l) {
     int64_t kh = l->ia[0], kw = l->ia[1], sh = l->ia[2], sw = l->ia[3], ph = l->ia[4], pw = l->ia[5];
     float *val = y->data;
     int32_t *idx = l->out[1].data;
+    if (x->numel == 0 && y->numel)
+        return wki_fail(l->c, WK_SHAPE, "windows without elements");
     for (int64_t i = 0; i < y->numel; i++) {
         int64_t ow = i % y->size[3], oh = i / y->size[3] % y->size[2], plane = i / y->size[3] / y->size[2];
         const float *src = (const float *)x->data + wki_k_offset(x, 2, plane);
@@ -239,7 +241,7 @@ bool wki_k_max_pool2d_gather_reference_run(const wki_launch *l) {
     return true;
 }
 
-/* ---- indexing ------------------------------------------------------------------------------------------------------- */
+/* ---- indexing ------------------------------------------------------------------------------------------ */
 
 /* Row number at position i; -1 after an error. */
 static int64_t row_at(const wki_launch *l, const wki_view *idx, int64_t i, int64_t rows) {

@@ -1,10 +1,12 @@
-/* What CPU kernels share: addresses in strided views, sizes that cannot overflow, and when threads pay. Calls base/pool. */
+/* What CPU kernels share: addresses in strided views, sizes that cannot overflow, and when threads pay.
+ * Calls base/pool. */
 #ifndef WKI_K_UTIL_H
 #define WKI_K_UTIL_H
 
 #include "backend/backend.h"
 
-/* Sizes of scratch space, at most WKI_K_TOO_MUCH: that much can never be had, so the caller reports it as out of memory. */
+/* Sizes of scratch space, at most WKI_K_TOO_MUCH: that much can never be had, so the caller reports it as
+ * out of memory. */
 #define WKI_K_TOO_MUCH (SIZE_MAX / 8)
 static inline size_t wki_k_mul(size_t a, size_t b) {
     size_t r;

@@ -1,0 +1,31 @@
+/* Row primitives of the CPU kernels, one set for each tier: what moves most of the bytes around the matrix
+ * products. Calls nothing. */
+#ifndef WKI_K_ROWS_H
+#define WKI_K_ROWS_H
+
+#include <stdint.h>
+
+#include "base/cpu.h"
+
+typedef struct wki_k_rows {
+    /* dst[r * dld + i] = src[r * sld + i] for lo <= i < hi, else 0, for r < rows and i < n. Reads nothing
+       else. */
+    void (*copy)(float *dst, int64_t dld, const float *src, int64_t sld, int64_t rows, int64_t n, int64_t lo,
+                 int64_t hi);
+    /* dst[r * dld + i] += src[r * sld + i] for r < rows and i < n. */
+    void (*add)(float *dst, int64_t dld, const float *src, int64_t sld, int64_t rows, int64_t n);
+    /* n windows of 2 by 2 side by side in rows a and b: the largest element of each, a NaN counting as
+       largest and the first of equals winning, and its number, where a[0] has number `at` and b[0] `at` +
+       width. */
+    void (*pool2x2)(float *y, int32_t *idx, const float *a, const float *b, int64_t n, int32_t at,
+                    int32_t width);
+} wki_k_rows;
+
+const wki_k_rows *wki_k_rows_of(wki_isa isa);
+
+extern const wki_k_rows wki_k_rows_baseline;
+#if defined(__x86_64__)
+extern const wki_k_rows wki_k_rows_avx512;
+#endif
+
+#endif

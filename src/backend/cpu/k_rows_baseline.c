@@ -1,0 +1,70 @@
+/* Row primitives for any CPU: four lanes where the compiler has them, and the choice of the tier. Calls
+ * nothing. */
+#include "backend/cpu/k_rows.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+typedef float f4 __attribute__((vector_size(16)));
+
+static f4 load(const float *p) {
+    f4 v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+static void store(float *p, f4 v) { memcpy(p, &v, sizeof v); }
+
+static void copy(float *dst, int64_t dld, const float *src, int64_t sld, int64_t rows, int64_t n, int64_t lo,
+                 int64_t hi) {
+    for (int64_t r = 0; r < rows; r++, dst += dld, src += sld) {
+        int64_t i = 0;
+        for (; i < lo; i++)
+            dst[i] = 0;
+        for (; i + 4 <= hi; i += 4)
+            store(dst + i, load(src + i));
+        for (; i < hi; i++)
+            dst[i] = src[i];
+        for (; i < n; i++)
+            dst[i] = 0;
+    }
+}
+
+static void add(float *dst, int64_t dld, const float *src, int64_t sld, int64_t rows, int64_t n) {
+    for (int64_t r = 0; r < rows; r++, dst += dld, src += sld) {
+        int64_t i = 0;
+        for (; i + 4 <= n; i += 4)
+            store(dst + i, load(dst + i) + load(src + i));
+        for (; i < n; i++)
+            dst[i] += src[i];
+    }
+}
+
+static void pool2x2(float *y, int32_t *idx, const float *a, const float *b, int64_t n, int32_t at,
+                    int32_t width) {
+    for (int64_t i = 0; i < n; i++, a += 2, b += 2, at += 2) {
+        float best = a[0];
+        int32_t where = at;
+        const float v[3] = {a[1], b[0], b[1]};
+        const int32_t step[3] = {1, width, width + 1};
+        for (int j = 0; j < 3; j++) {
+            bool take = (v[j] > best) | (isnan(v[j]) & !isnan(best));
+            best = take ? v[j] : best;
+            where = take ? at + step[j] : where;
+        }
+        y[i] = best;
+        idx[i] = where;
+    }
+}
+
+const wki_k_rows wki_k_rows_baseline = {copy, add, pool2x2};
+
+const wki_k_rows *wki_k_rows_of(wki_isa isa) {
+#if defined(__x86_64__)
+    if (isa == WKI_ISA_AVX512)
+        return &wki_k_rows_avx512;
+#endif
+    (void)isa;
+    return &wki_k_rows_baseline;
+}
