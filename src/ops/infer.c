@@ -51,18 +51,9 @@ bool wki_list_ok(wk_ctx *c, int64_t count, const char *name) {
                     (long long)count, WK_MAX_DIMS);
 }
 
-bool wki_need_f32(wk_ctx *c, const wki_tensor *t, const char *name) {
-    if (__builtin_expect(t->dtype == WK_F32, 1))
-        return true;
-    return wki_fail(c, WK_DTYPE, "`%s` is %s, f32 is needed (wk_cast converts)", name,
-                    wk_dtype_name((wk_dtype)t->dtype));
-}
-
-bool wki_need_dtype(wk_ctx *c, const wki_tensor *t, const char *name, wk_dtype d) {
-    if (t->dtype == d)
-        return true;
-    return wki_fail(c, WK_DTYPE, "`%s` is %s, %s is needed", name, wk_dtype_name((wk_dtype)t->dtype),
-                    wk_dtype_name(d));
+bool wki_wrong_dtype(wk_ctx *c, const wki_tensor *t, const char *name, wk_dtype needed) {
+    return wki_fail(c, WK_DTYPE, "`%s` is %s, %s is needed (wk_cast converts)", name,
+                    wk_dtype_name((wk_dtype)t->dtype), wk_dtype_name(needed));
 }
 
 bool wki_need_same_shape(wk_ctx *c, const wki_tensor *a, const char *an, const wki_tensor *b,

@@ -39,21 +39,26 @@ static bool __attribute__((noinline)) broadcast_into(wk_ctx *c, wki_tensor *o, c
     return wki_size_ok(c, n, o->size);
 }
 
-static inline bool broadcast_all(wk_ctx *c, const wki_call *k) {
+/* Two operands; equal shapes, the common case, are compared and copied in one pass. */
+static inline bool broadcast_two(wk_ctx *c, const wki_call *k) {
     wki_tensor *o = k->out[0];
-    wki_same_shape(o, k->in[0]);
-    for (int i = 1; i < k->nin; i++)
-        if (__builtin_expect(!wki_shapes_equal(o, k->in[i]), 0) && !broadcast_into(c, o, k->in[i]))
-            return false;
-    return true;
+    const wki_tensor *a = k->in[0], *b = k->in[1];
+    int n = a->ndim;
+    int64_t differ = n ^ b->ndim;
+    for (int i = 0; i < n; i++) {
+        o->size[i] = a->size[i];
+        differ |= a->size[i] ^ b->size[i];
+    }
+    o->ndim = (uint8_t)n;
+    return __builtin_expect(!differ, 1) || broadcast_into(c, o, b);
 }
 
 bool wki_infer_broadcast(wk_ctx *c, const wki_call *k) {
-    for (int i = 0; i < k->nin; i++)
-        if (!wki_need_f32(c, k->in[i], k->op->in_names[i]))
-            return false;
+    const wki_tensor *a = k->in[0], *b = k->in[1];
+    if (!wki_need_f32(c, a, k->op->in_names[0]) || !wki_need_f32(c, b, k->op->in_names[1]))
+        return false;
     k->out[0]->dtype = WK_F32;
-    return broadcast_all(c, k);
+    return broadcast_two(c, k);
 }
 
 /* After promotion both operands have one dtype; any will do. */
@@ -62,7 +67,7 @@ bool wki_infer_compare(wk_ctx *c, const wki_call *k) {
         return wki_fail(c, WK_DTYPE,
                         "f64 is for storage and conversion only in this version (wk_cast converts)");
     k->out[0]->dtype = WK_BOOL;
-    return broadcast_all(c, k);
+    return broadcast_two(c, k);
 }
 
 bool wki_infer_logical(wk_ctx *c, const wki_call *k) {
@@ -75,15 +80,20 @@ bool wki_infer_where(wk_ctx *c, const wki_call *k) {
     if (!wki_need_dtype(c, k->in[0], "cond", WK_BOOL) || !wki_need_f32(c, k->in[1], "a") ||
         !wki_need_f32(c, k->in[2], "b"))
         return false;
-    k->out[0]->dtype = WK_F32;
-    return broadcast_all(c, k);
+    wki_tensor *o = k->out[0];
+    o->dtype = WK_F32;
+    wki_same_shape(o, k->in[0]);
+    for (int i = 1; i < 3; i++)
+        if (!wki_shapes_equal(o, k->in[i]) && !broadcast_into(c, o, k->in[i]))
+            return false;
+    return true;
 }
 
 bool wki_infer_masked(wk_ctx *c, const wki_call *k) {
     if (!wki_need_f32(c, k->in[0], "x") || !wki_need_dtype(c, k->in[1], "mask", WK_BOOL))
         return false;
     k->out[0]->dtype = WK_F32;
-    return broadcast_all(c, k);
+    return broadcast_two(c, k);
 }
 
 bool wki_infer_causal(wk_ctx *c, const wki_call *k) {

@@ -316,6 +316,8 @@ static void check_row(op *o) {
     if (!o->composite && !o->infer) {
         if (strcmp(o->klass, "EW") != 0)
             fail_at(o->line, "op %s: 'infer' is missing", o->name);
+        if (o->nin < 1 || o->nin > 2)
+            fail_at(o->line, "op %s: only ops of one or two f32 inputs can do without 'infer'", o->name);
         o->infer = o->nin == 1 ? "wki_infer_unary" : "wki_infer_broadcast";
     }
     for (int i = 0; i < o->npub; i++)
