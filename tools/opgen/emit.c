@@ -65,7 +65,7 @@ static const char *public_params(const op *o, const public_form *f) {
     return s;
 }
 
-static const char *internal_prototype(const op *o) {
+static const char *prototype(const op *o, const char *prefix) {
     const char *s = "wk_ctx *c";
     if (o->variadic)
         s = join(s, "wki_tensor *const *in, int nin");
@@ -77,8 +77,13 @@ static const char *internal_prototype(const op *o) {
             s = join(s, attr_params(&o->attr[i]));
     for (int i = 1; i < o->nout; i++)
         s = join(s, format("wki_tensor **%s", o->out[i]));
-    return format("%swki_%s(%s)", in_place(o) ? "bool " : "wki_tensor *", o->name, s);
+    return format("%s%s%s(%s)", in_place(o) ? "bool " : "wki_tensor *", prefix, o->name, s);
 }
+
+static const char *internal_prototype(const op *o) { return prototype(o, "wki_"); }
+
+/* Ops without a loop program have a slow twin of the same parameters in ops/reference.c. */
+static bool has_reference(const op *o) { return !o->nloop && !o->composite && !has_flag(o, "VIEW"); }
 
 static bool has_default_form(const op *o) { return !o->internal && o->npub == 0; }
 
@@ -126,6 +131,15 @@ void emit_header(FILE *f) {
           f);
     for (int i = 0; i < nops; i++)
         fprintf(f, "%s;\n", internal_prototype(&ops[i]));
+    fputs(
+        "\n/* Slow twins for tests, in ops/reference.c; by id, NULL for loops, views and composites. Cast to "
+        "the "
+        "twin's type. */\n"
+        "typedef void (*wki_reference)(void);\nextern const wki_reference wki_op_references[WKI_OP_COUNT];\n",
+        f);
+    for (int i = 0; i < nops; i++)
+        if (has_reference(&ops[i]))
+            fprintf(f, "%s;\n", prototype(&ops[i], "wki_ref_"));
     fputs("\n/* What rows name, written by hand in src/ops. */\n", f);
     for (int i = 0; i < nops; i++) {
         const op *o = &ops[i];
@@ -403,6 +417,10 @@ void emit_source(FILE *f) {
     fputs("};\nconst int wki_op_count = WKI_OP_COUNT;\n\nconst wki_op_sample wki_op_samples[] = {\n", f);
     for (int i = 0; i < nops; i++)
         fprintf(f, "    {%.17g, %.17g, %.17g},\n", ops[i].lo, ops[i].hi, ops[i].ulp);
+    fputs("};\n\nconst wki_reference wki_op_references[WKI_OP_COUNT] = {\n", f);
+    for (int i = 0; i < nops; i++)
+        if (has_reference(&ops[i]))
+            fprintf(f, "    [WKI_OP_%s] = (wki_reference)wki_ref_%s,\n", ops[i].name, ops[i].name);
     fputs("};\n\n", f);
     fputs(helpers, f);
     for (int i = 0; i < nops; i++)
