@@ -55,6 +55,8 @@ static inst make(const char *code, const char *sub, char type, bool row, int a, 
 }
 
 static int constant(compiler *s, double v, char type) {
+    if (type == 'I' && (v != floor(v) || fabs(v) > 2147483647))
+        fail_at(s->line, "%g is no 32-bit integer", v);
     inst i = make("CONST", "0", type, s->reduces, -1, -1, -1);
     i.has_imm = true;
     i.imm = v;
