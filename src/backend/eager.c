@@ -52,9 +52,9 @@ enum { MAX_ARGS = 16 };
 
 /* All operands contiguous and of one shape: one dimension, no set-up. */
 static bool flat(const wki_call *k, const wki_loop *loop, wki_loop_run *r) {
-    const wki_tensor *o = k->out[0];
     if (k->op->klass != WKI_EW || k->nout != 1)
         return false;
+    const wki_tensor *o = k->out[0];
     for (int i = 0; i < loop->ninst; i++)
         if (loop->inst[i].code == WKI_L_INDEX || loop->inst[i].code == WKI_L_RNG)
             return false;

@@ -62,7 +62,8 @@ wki_tensor *wki_reshape(wk_ctx *c, wki_tensor *x, int ndim, const int64_t *size)
         return x;
     in_op(c, WKI_OP_reshape);
     wki_put_list(list, ndim, size);
-    if (!wki_list_ok(c, list[0], "size") || !fill_in(c, x, ndim, list + 1) || !wki_reshape_ok(c, x, list[0], list + 1))
+    if (!wki_list_ok(c, list[0], "size") || !fill_in(c, x, ndim, list + 1) ||
+        !wki_reshape_ok(c, x, list[0], list + 1))
         return wki_poison(c);
     if (x->flags & WKI_F_PLAIN || wki_view_strides(x, ndim, list + 1, stride))
         return wki_reshape_view(c, x, ndim, list + 1);
@@ -111,12 +112,16 @@ wk_tensor *wk_contiguous(wk_tensor *t) {
 
 wk_tensor *wk_flatten(wk_tensor *t, int start_dim) {
     wki_tensor *x = wki_enter(t, __builtin_return_address(0));
-    return x ? wki_handle(wki_flatten(x->ctx, x, start_dim)) : t ? wki_handle(wki_poison(wki_slot(t)->ctx)) : NULL;
+    return x   ? wki_handle(wki_flatten(x->ctx, x, start_dim))
+           : t ? wki_handle(wki_poison(wki_slot(t)->ctx))
+               : NULL;
 }
 
 wk_tensor *wk_transpose(wk_tensor *t, int dim0, int dim1) {
     wki_tensor *x = wki_enter(t, __builtin_return_address(0));
-    return x ? wki_handle(wki_transpose(x->ctx, x, dim0, dim1)) : t ? wki_handle(wki_poison(wki_slot(t)->ctx)) : NULL;
+    return x   ? wki_handle(wki_transpose(x->ctx, x, dim0, dim1))
+           : t ? wki_handle(wki_poison(wki_slot(t)->ctx))
+               : NULL;
 }
 
 /* ---- reductions ----------------------------------------------------------------------------------------------------- */
@@ -134,7 +139,9 @@ wki_tensor *wki_mean(wk_ctx *c, wki_tensor *x, const int64_t *dims, int ndims, b
     return leave(c, wki_mul_scalar(c, s, 1 / n));
 }
 
-wki_tensor *wki_sum_dim(wk_ctx *c, wki_tensor *x, int dim) { return wki_sum(c, x, (const int64_t[]){dim}, 1, true); }
+wki_tensor *wki_sum_dim(wk_ctx *c, wki_tensor *x, int dim) {
+    return wki_sum(c, x, (const int64_t[]){dim}, 1, true);
+}
 
 wki_tensor *wki_sum_to(wk_ctx *c, wki_tensor *x, int ndim, const int64_t *size) {
     int64_t dims[WK_MAX_DIMS];
@@ -197,8 +204,9 @@ wki_tensor *wki_dropout(wk_ctx *c, wki_tensor *x, double p) {
 
 static wki_tensor *matmul_shapes(wk_ctx *c, const wki_tensor *a, const wki_tensor *b, const char *what) {
     char sa[128], sb[128];
-    wki_fail(in_op(c, WKI_OP_matmul), WK_SHAPE, "shapes %s and %s: %s", wki_shape_text(sa, sizeof sa, a->ndim, a->size),
-             wki_shape_text(sb, sizeof sb, b->ndim, b->size), what);
+    wki_fail(in_op(c, WKI_OP_matmul), WK_SHAPE, "shapes %s and %s: %s",
+             wki_shape_text(sa, sizeof sa, a->ndim, a->size), wki_shape_text(sb, sizeof sb, b->ndim, b->size),
+             what);
     return wki_poison(c);
 }
 
@@ -227,7 +235,8 @@ static wki_tensor *matmul_nd(wk_ctx *c, wki_tensor *a, wki_tensor *b) {
         return wki_reshape(c, wki_bmm(c, flat, b), a->ndim, size);
     }
     for (int i = 1; i <= n; i++) {
-        int64_t sa = i + 2 <= a->ndim ? a->size[a->ndim - 2 - i] : 1, sb = i + 2 <= b->ndim ? b->size[b->ndim - 2 - i] : 1;
+        int64_t sa = i + 2 <= a->ndim ? a->size[a->ndim - 2 - i] : 1,
+                sb = i + 2 <= b->ndim ? b->size[b->ndim - 2 - i] : 1;
         if (sa != sb && sa != 1 && sb != 1)
             return matmul_shapes(c, a, b, "the batch dimensions do not broadcast");
         batch[n - i] = sa == 1 ? sb : sa;
@@ -275,8 +284,8 @@ wki_tensor *wki_attention(wk_ctx *c, wki_tensor *q, wki_tensor *k, wki_tensor *v
         if (!usable(in[i]))
             return wki_poison(c);
         if (in[i]->ndim != 4) {
-            wki_fail(in_op(c, WKI_OP_attention), WK_SHAPE, "`%c` has shape %s, (B, H, T, D) is needed", "qkv"[i],
-                     wki_shape_text(s, sizeof s, in[i]->ndim, in[i]->size));
+            wki_fail(in_op(c, WKI_OP_attention), WK_SHAPE, "`%c` has shape %s, (B, H, T, D) is needed",
+                     "qkv"[i], wki_shape_text(s, sizeof s, in[i]->ndim, in[i]->size));
             return wki_poison(c);
         }
     }

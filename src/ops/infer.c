@@ -47,23 +47,17 @@ bool wki_list_ok(wk_ctx *c, int64_t count, const char *name) {
         return true;
     if (count < 0)
         return wki_fail(c, WK_INVALID, "`%s` is NULL or its count is negative", name);
-    return wki_fail(c, WK_SHAPE, "`%s` has %lld items, at most %d dimensions are supported", name, (long long)count,
-                    WK_MAX_DIMS);
+    return wki_fail(c, WK_SHAPE, "`%s` has %lld items, at most %d dimensions are supported", name,
+                    (long long)count, WK_MAX_DIMS);
 }
 
-bool wki_need_f32(wk_ctx *c, const wki_tensor *t, const char *name) {
-    if (__builtin_expect(t->dtype == WK_F32, 1))
-        return true;
-    return wki_fail(c, WK_DTYPE, "`%s` is %s, f32 is needed (wk_cast converts)", name, wk_dtype_name((wk_dtype)t->dtype));
+bool wki_wrong_dtype(wk_ctx *c, const wki_tensor *t, const char *name, wk_dtype needed) {
+    return wki_fail(c, WK_DTYPE, "`%s` is %s, %s is needed (wk_cast converts)", name,
+                    wk_dtype_name((wk_dtype)t->dtype), wk_dtype_name(needed));
 }
 
-bool wki_need_dtype(wk_ctx *c, const wki_tensor *t, const char *name, wk_dtype d) {
-    if (t->dtype == d)
-        return true;
-    return wki_fail(c, WK_DTYPE, "`%s` is %s, %s is needed", name, wk_dtype_name((wk_dtype)t->dtype), wk_dtype_name(d));
-}
-
-bool wki_need_same_shape(wk_ctx *c, const wki_tensor *a, const char *an, const wki_tensor *b, const char *bn) {
+bool wki_need_same_shape(wk_ctx *c, const wki_tensor *a, const char *an, const wki_tensor *b,
+                         const char *bn) {
     if (wki_shapes_equal(a, b))
         return true;
     char sa[128], sb[128];
@@ -87,7 +81,8 @@ bool wki_dim_ok(wk_ctx *c, const wki_tensor *x, int64_t dim) {
         return true;
     char s[128];
     return wki_fail(c, WK_SHAPE, "dimension %lld is out of range for shape %s (%d to %d)",
-                    (long long)(dim < 0 ? dim - n : dim), wki_shape_text(s, sizeof s, x->ndim, x->size), -n, n - 1);
+                    (long long)(dim < 0 ? dim - n : dim), wki_shape_text(s, sizeof s, x->ndim, x->size), -n,
+                    n - 1);
 }
 
 bool wki_size_ok(wk_ctx *c, int ndim, const int64_t *size) {
@@ -102,7 +97,8 @@ bool wki_size_ok(wk_ctx *c, int ndim, const int64_t *size) {
     }
     for (int i = 0; i < ndim && !zero; i++)
         if (__builtin_mul_overflow(n, size[i], &n) || n > INT64_MAX / 16)
-            return wki_fail(c, WK_SHAPE, "shape %s has too many elements", wki_shape_text(s, sizeof s, ndim, size));
+            return wki_fail(c, WK_SHAPE, "shape %s has too many elements",
+                            wki_shape_text(s, sizeof s, ndim, size));
     return true;
 }
 

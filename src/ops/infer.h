@@ -7,12 +7,18 @@
 
 /* Lists longer than WK_MAX_DIMS, or NULL with a count, keep an impossible count, which wki_list_ok refuses. */
 int wki_put_list(int64_t *ia, int n, const int64_t *v);
-int wki_put_dims(int64_t *ia, const wki_tensor *x, int n, const int64_t *v); /* sorted, counted from 0; none: all */
+int wki_put_dims(int64_t *ia, const wki_tensor *x, int n,
+                 const int64_t *v); /* sorted, counted from 0; none: all */
 int wki_put_perm(int64_t *ia, const wki_tensor *x, int n, const int64_t *v); /* counted from 0 */
 
 bool wki_list_ok(wk_ctx *c, int64_t count, const char *name);
-bool wki_need_f32(wk_ctx *c, const wki_tensor *t, const char *name);
-bool wki_need_dtype(wk_ctx *c, const wki_tensor *t, const char *name, wk_dtype d);
+bool wki_wrong_dtype(wk_ctx *c, const wki_tensor *t, const char *name, wk_dtype needed) __attribute__((cold));
+static inline bool wki_need_dtype(wk_ctx *c, const wki_tensor *t, const char *name, wk_dtype d) {
+    return __builtin_expect(t->dtype == d, 1) || wki_wrong_dtype(c, t, name, d);
+}
+static inline bool wki_need_f32(wk_ctx *c, const wki_tensor *t, const char *name) {
+    return wki_need_dtype(c, t, name, WK_F32);
+}
 bool wki_need_ndim(wk_ctx *c, const wki_tensor *t, const char *name, int ndim);
 bool wki_dim_ok(wk_ctx *c, const wki_tensor *x, int64_t dim);
 /* Product of sizes; an error when one is negative or the bytes overflow. */
@@ -38,7 +44,9 @@ static inline void wki_same_shape(wki_tensor *o, const wki_tensor *x) {
 }
 
 /* Size of a dimension counted from the end (-1: the last); 1 where there is none. */
-static inline int64_t wki_size_at(const wki_tensor *t, int dim) { return t->ndim + dim >= 0 ? t->size[t->ndim + dim] : 1; }
+static inline int64_t wki_size_at(const wki_tensor *t, int dim) {
+    return t->ndim + dim >= 0 ? t->size[t->ndim + dim] : 1;
+}
 static inline int64_t wki_meta_size(const wki_meta *m, int dim) {
     if (dim < 0)
         dim += m->ndim;

@@ -36,8 +36,8 @@ static bool need_bias(wk_ctx *c, const wki_tensor *b, int64_t n) {
     if (!wki_need_f32(c, b, "b"))
         return false;
     if (b->ndim != 1 || b->size[0] != n)
-        return wki_fail(c, WK_SHAPE, "`b` has shape %s, (%lld) is needed", wki_shape_text(s, sizeof s, b->ndim, b->size),
-                        (long long)n);
+        return wki_fail(c, WK_SHAPE, "`b` has shape %s, (%lld) is needed",
+                        wki_shape_text(s, sizeof s, b->ndim, b->size), (long long)n);
     return true;
 }
 
@@ -49,7 +49,8 @@ bool wki_infer_linear(wk_ctx *c, const wki_call *k) {
         return false;
     if (x->ndim == 0 || x->size[x->ndim - 1] != w->size[1])
         return wki_fail(c, WK_SHAPE, "`x` has shape %s, its last size must be the last of `w` %s",
-                        wki_shape_text(sx, sizeof sx, x->ndim, x->size), wki_shape_text(sw, sizeof sw, w->ndim, w->size));
+                        wki_shape_text(sx, sizeof sx, x->ndim, x->size),
+                        wki_shape_text(sw, sizeof sw, w->ndim, w->size));
     if (!need_bias(c, k->in[2], w->size[0]))
         return false;
     o->dtype = WK_F32;
@@ -69,8 +70,8 @@ static bool windows(wk_ctx *c, int64_t n, int64_t k, int64_t stride, int64_t pad
     if (k < 1)
         return wki_fail(c, WK_INVALID, "kernel size %lld, at least 1 is needed", (long long)k);
     if (n < 0 || n > INT64_MAX / 4 || n + 2 * pad < k)
-        return wki_fail(c, WK_SHAPE, "a kernel of %lld does not fit into %lld with padding %lld", (long long)k, (long long)n,
-                        (long long)pad);
+        return wki_fail(c, WK_SHAPE, "a kernel of %lld does not fit into %lld with padding %lld",
+                        (long long)k, (long long)n, (long long)pad);
     *out = (n + 2 * pad - k) / stride + 1;
     return true;
 }
@@ -86,7 +87,8 @@ static void shape4(wki_tensor *o, int64_t n, int64_t ch, int64_t h, int64_t w) {
 
 static bool need_4d(wk_ctx *c, const wki_call *k) {
     for (int i = 0; i < 2; i++)
-        if (!wki_need_f32(c, k->in[i], k->op->in_names[i]) || !wki_need_ndim(c, k->in[i], k->op->in_names[i], 4))
+        if (!wki_need_f32(c, k->in[i], k->op->in_names[i]) ||
+            !wki_need_ndim(c, k->in[i], k->op->in_names[i], 4))
             return false;
     return true;
 }
@@ -100,7 +102,8 @@ bool wki_infer_conv2d(wk_ctx *c, const wki_call *k) {
     if (!need_bias(c, k->in[2], w->size[0]))
         return false;
     int64_t oh, ow;
-    if (!windows(c, x->size[2], w->size[2], k->ia[0], k->ia[2], &oh) || !windows(c, x->size[3], w->size[3], k->ia[1], k->ia[3], &ow))
+    if (!windows(c, x->size[2], w->size[2], k->ia[0], k->ia[2], &oh) ||
+        !windows(c, x->size[3], w->size[3], k->ia[1], k->ia[3], &ow))
         return false;
     shape4(k->out[0], x->size[0], w->size[0], oh, ow);
     return wki_size_ok(c, 4, k->out[0]->size);
@@ -112,7 +115,8 @@ bool wki_infer_conv2d_dx(wk_ctx *c, const wki_call *k) {
     if (!need_4d(c, k))
         return false;
     int64_t oh, ow;
-    if (!windows(c, k->ia[0], w->size[2], k->ia[2], k->ia[4], &oh) || !windows(c, k->ia[1], w->size[3], k->ia[3], k->ia[5], &ow))
+    if (!windows(c, k->ia[0], w->size[2], k->ia[2], k->ia[4], &oh) ||
+        !windows(c, k->ia[1], w->size[3], k->ia[3], k->ia[5], &ow))
         return false;
     if (dy->size[1] != w->size[0] || dy->size[2] != oh || dy->size[3] != ow)
         return two_shapes(c, dy, w, "`dy` is no output of a convolution with `w`");
@@ -126,7 +130,8 @@ bool wki_infer_conv2d_dw(wk_ctx *c, const wki_call *k) {
     if (!need_4d(c, k))
         return false;
     int64_t oh, ow;
-    if (!windows(c, x->size[2], k->ia[0], k->ia[2], k->ia[4], &oh) || !windows(c, x->size[3], k->ia[1], k->ia[3], k->ia[5], &ow))
+    if (!windows(c, x->size[2], k->ia[0], k->ia[2], k->ia[4], &oh) ||
+        !windows(c, x->size[3], k->ia[1], k->ia[3], k->ia[5], &ow))
         return false;
     if (dy->size[0] != x->size[0] || dy->size[2] != oh || dy->size[3] != ow)
         return two_shapes(c, dy, x, "`dy` is no output of a convolution of `x`");
@@ -143,11 +148,12 @@ bool wki_infer_max_pool2d(wk_ctx *c, const wki_call *k) {
     if (!wki_need_f32(c, x, "x") || !wki_need_ndim(c, x, "x", 4))
         return false;
     int64_t oh, ow;
-    if (!windows(c, x->size[2], ia[0], ia[2], ia[4], &oh) || !windows(c, x->size[3], ia[1], ia[3], ia[5], &ow))
+    if (!windows(c, x->size[2], ia[0], ia[2], ia[4], &oh) ||
+        !windows(c, x->size[3], ia[1], ia[3], ia[5], &ow))
         return false;
     if (ia[4] > ia[0] / 2 || ia[5] > ia[1] / 2) /* otherwise a window could lie in the padding */
-        return wki_fail(c, WK_INVALID, "padding (%lld, %lld) is more than half of the kernel (%lld, %lld)", (long long)ia[4],
-                        (long long)ia[5], (long long)ia[0], (long long)ia[1]);
+        return wki_fail(c, WK_INVALID, "padding (%lld, %lld) is more than half of the kernel (%lld, %lld)",
+                        (long long)ia[4], (long long)ia[5], (long long)ia[0], (long long)ia[1]);
     int64_t plane;
     if (__builtin_mul_overflow(x->size[2], x->size[3], &plane) || plane > INT32_MAX)
         return wki_fail(c, WK_SHAPE, "planes of more than 2^31 - 1 elements");
@@ -159,8 +165,8 @@ bool wki_infer_max_pool2d(wk_ctx *c, const wki_call *k) {
 
 bool wki_infer_max_pool2d_grad(wk_ctx *c, const wki_call *k) {
     const wki_tensor *dy = k->in[0], *idx = k->in[1];
-    if (!wki_need_f32(c, dy, "dy") || !wki_need_ndim(c, dy, "dy", 4) || !wki_need_dtype(c, idx, "idx", WK_I32) ||
-        !wki_need_same_shape(c, dy, "dy", idx, "idx"))
+    if (!wki_need_f32(c, dy, "dy") || !wki_need_ndim(c, dy, "dy", 4) ||
+        !wki_need_dtype(c, idx, "idx", WK_I32) || !wki_need_same_shape(c, dy, "dy", idx, "idx"))
         return false;
     shape4(k->out[0], dy->size[0], dy->size[1], k->ia[0], k->ia[1]);
     return wki_size_ok(c, 4, k->out[0]->size);
@@ -182,7 +188,8 @@ bool wki_infer_max_pool2d_gather(wk_ctx *c, const wki_call *k) {
 bool wki_infer_embedding(wk_ctx *c, const wki_call *k) {
     const wki_tensor *w = k->in[0], *idx = k->in[1];
     wki_tensor *o = k->out[0];
-    if (!wki_need_f32(c, w, "weight") || !wki_need_ndim(c, w, "weight", 2) || !wki_need_dtype(c, idx, "idx", WK_I64))
+    if (!wki_need_f32(c, w, "weight") || !wki_need_ndim(c, w, "weight", 2) ||
+        !wki_need_dtype(c, idx, "idx", WK_I64))
         return false;
     if (idx->ndim == WK_MAX_DIMS)
         return wki_fail(c, WK_SHAPE, "the result would have more than %d dimensions", WK_MAX_DIMS);

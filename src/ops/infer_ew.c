@@ -14,10 +14,12 @@ bool wki_infer_unary(wk_ctx *c, const wki_call *k) {
     return true;
 }
 
-static bool __attribute__((noinline)) broadcast_failed(wk_ctx *c, const wki_tensor *a, const wki_tensor *b, int dim) {
+static bool __attribute__((noinline))
+broadcast_failed(wk_ctx *c, const wki_tensor *a, const wki_tensor *b, int dim) {
     char sa[128], sb[128];
     return wki_fail(c, WK_SHAPE, "shapes %s and %s do not broadcast at dimension %d",
-                    wki_shape_text(sa, sizeof sa, a->ndim, a->size), wki_shape_text(sb, sizeof sb, b->ndim, b->size), dim);
+                    wki_shape_text(sa, sizeof sa, a->ndim, a->size),
+                    wki_shape_text(sb, sizeof sb, b->ndim, b->size), dim);
 }
 
 /* o := broadcast of o's shape so far (held by `acc`, for messages) and t. Sizes stay below the two inputs' product, which
@@ -37,29 +39,35 @@ static bool __attribute__((noinline)) broadcast_into(wk_ctx *c, wki_tensor *o, c
     return wki_size_ok(c, n, o->size);
 }
 
-static inline bool broadcast_all(wk_ctx *c, const wki_call *k) {
+/* Two operands; equal shapes, the common case, are compared and copied in one pass. */
+static inline bool broadcast_two(wk_ctx *c, const wki_call *k) {
     wki_tensor *o = k->out[0];
-    wki_same_shape(o, k->in[0]);
-    for (int i = 1; i < k->nin; i++)
-        if (__builtin_expect(!wki_shapes_equal(o, k->in[i]), 0) && !broadcast_into(c, o, k->in[i]))
-            return false;
-    return true;
+    const wki_tensor *a = k->in[0], *b = k->in[1];
+    int n = a->ndim;
+    int64_t differ = n ^ b->ndim;
+    for (int i = 0; i < n; i++) {
+        o->size[i] = a->size[i];
+        differ |= a->size[i] ^ b->size[i];
+    }
+    o->ndim = (uint8_t)n;
+    return __builtin_expect(!differ, 1) || broadcast_into(c, o, b);
 }
 
 bool wki_infer_broadcast(wk_ctx *c, const wki_call *k) {
-    for (int i = 0; i < k->nin; i++)
-        if (!wki_need_f32(c, k->in[i], k->op->in_names[i]))
-            return false;
+    const wki_tensor *a = k->in[0], *b = k->in[1];
+    if (!wki_need_f32(c, a, k->op->in_names[0]) || !wki_need_f32(c, b, k->op->in_names[1]))
+        return false;
     k->out[0]->dtype = WK_F32;
-    return broadcast_all(c, k);
+    return broadcast_two(c, k);
 }
 
 /* After promotion both operands have one dtype; any will do. */
 bool wki_infer_compare(wk_ctx *c, const wki_call *k) {
     if (k->in[0]->dtype == WK_F64)
-        return wki_fail(c, WK_DTYPE, "f64 is for storage and conversion only in this version (wk_cast converts)");
+        return wki_fail(c, WK_DTYPE,
+                        "f64 is for storage and conversion only in this version (wk_cast converts)");
     k->out[0]->dtype = WK_BOOL;
-    return broadcast_all(c, k);
+    return broadcast_two(c, k);
 }
 
 bool wki_infer_logical(wk_ctx *c, const wki_call *k) {
@@ -69,22 +77,29 @@ bool wki_infer_logical(wk_ctx *c, const wki_call *k) {
 }
 
 bool wki_infer_where(wk_ctx *c, const wki_call *k) {
-    if (!wki_need_dtype(c, k->in[0], "cond", WK_BOOL) || !wki_need_f32(c, k->in[1], "a") || !wki_need_f32(c, k->in[2], "b"))
+    if (!wki_need_dtype(c, k->in[0], "cond", WK_BOOL) || !wki_need_f32(c, k->in[1], "a") ||
+        !wki_need_f32(c, k->in[2], "b"))
         return false;
-    k->out[0]->dtype = WK_F32;
-    return broadcast_all(c, k);
+    wki_tensor *o = k->out[0];
+    o->dtype = WK_F32;
+    wki_same_shape(o, k->in[0]);
+    for (int i = 1; i < 3; i++)
+        if (!wki_shapes_equal(o, k->in[i]) && !broadcast_into(c, o, k->in[i]))
+            return false;
+    return true;
 }
 
 bool wki_infer_masked(wk_ctx *c, const wki_call *k) {
     if (!wki_need_f32(c, k->in[0], "x") || !wki_need_dtype(c, k->in[1], "mask", WK_BOOL))
         return false;
     k->out[0]->dtype = WK_F32;
-    return broadcast_all(c, k);
+    return broadcast_two(c, k);
 }
 
 bool wki_infer_causal(wk_ctx *c, const wki_call *k) {
     if (k->in[0]->ndim < 2)
-        return wki_fail(c, WK_SHAPE, "`x` has %d dimensions, at least 2 (queries, keys) are needed", k->in[0]->ndim);
+        return wki_fail(c, WK_SHAPE, "`x` has %d dimensions, at least 2 (queries, keys) are needed",
+                        k->in[0]->ndim);
     return wki_infer_unary(c, k);
 }
 
@@ -108,7 +123,9 @@ bool wki_infer_copy(wk_ctx *c, const wki_call *k) {
 static bool no_broadcast_dims(wk_ctx *c, const wki_tensor *t, const char *name) {
     for (int i = 0; i < t->ndim; i++)
         if (t->size[i] > 1 && t->stride[i] == 0)
-            return wki_fail(c, WK_INVALID, "`%s` is an expanded view: its elements share memory and cannot be written", name);
+            return wki_fail(c, WK_INVALID,
+                            "`%s` is an expanded view: its elements share memory and cannot be written",
+                            name);
     return true;
 }
 
@@ -116,7 +133,8 @@ bool wki_infer_copy_into(wk_ctx *c, const wki_call *k) {
     const wki_tensor *dst = k->in[0], *src = k->in[1];
     char sd[128], ss[128];
     if (wk_dtype_bits((wk_dtype)dst->dtype) > 32)
-        return wki_fail(c, WK_DTYPE, "`dst` is %s, at most 32 bits are supported", wk_dtype_name((wk_dtype)dst->dtype));
+        return wki_fail(c, WK_DTYPE, "`dst` is %s, at most 32 bits are supported",
+                        wk_dtype_name((wk_dtype)dst->dtype));
     if (!wki_need_dtype(c, src, "src", (wk_dtype)dst->dtype) || !no_broadcast_dims(c, dst, "dst"))
         return false;
     bool fits = src->ndim <= dst->ndim;

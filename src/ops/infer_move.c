@@ -61,7 +61,8 @@ bool wki_infer_reshape_view(wk_ctx *c, const wki_call *k) {
         return false;
     if (!wki_view_strides(x, n, size, o->stride))
         return wki_fail(c, WK_INTERNAL, "strides of shape %s do not allow a view as %s",
-                        wki_shape_text(sx, sizeof sx, x->ndim, x->size), wki_shape_text(so, sizeof so, n, size));
+                        wki_shape_text(sx, sizeof sx, x->ndim, x->size),
+                        wki_shape_text(so, sizeof so, n, size));
     share(o, x);
     o->ndim = (uint8_t)n;
     memcpy(o->size, size, (size_t)n * sizeof *size);
@@ -116,7 +117,8 @@ bool wki_infer_expand(wk_ctx *c, const wki_call *k) {
         o->stride[i] = j < 0 || x->size[j] != size[i] ? 0 : x->stride[j];
     }
     if (!fits)
-        return wki_fail(c, WK_SHAPE, "shape %s does not expand to %s", wki_shape_text(sx, sizeof sx, x->ndim, x->size),
+        return wki_fail(c, WK_SHAPE, "shape %s does not expand to %s",
+                        wki_shape_text(sx, sizeof sx, x->ndim, x->size),
                         wki_shape_text(so, sizeof so, n, size));
     share(o, x);
     o->ndim = (uint8_t)n;
@@ -165,16 +167,19 @@ bool wki_infer_slice(wk_ctx *c, const wki_call *k) {
 bool wki_infer_pad_slice(wk_ctx *c, const wki_call *k) {
     const wki_tensor *dy = k->in[0];
     wki_tensor *o = k->out[0];
-    if (!wki_need_f32(c, dy, "dy") || !wki_list_ok(c, k->ia[0], "size") || !wki_size_ok(c, (int)k->ia[0], k->ia + 1))
+    if (!wki_need_f32(c, dy, "dy") || !wki_list_ok(c, k->ia[0], "size") ||
+        !wki_size_ok(c, (int)k->ia[0], k->ia + 1))
         return false;
     int n = (int)k->ia[0];
     int64_t dim = k->ia[1 + n], start = k->ia[2 + n], step = k->ia[3 + n];
     bool ok = n == dy->ndim && dim >= 0 && dim < n && start >= 0 && step >= 1;
     for (int i = 0; ok && i < n; i++)
-        ok = i == dim ? dy->size[i] == 0 || start + (dy->size[i] - 1) * step < k->ia[1 + i] : dy->size[i] == k->ia[1 + i];
+        ok = i == dim ? dy->size[i] == 0 || start + (dy->size[i] - 1) * step < k->ia[1 + i]
+                      : dy->size[i] == k->ia[1 + i];
     char sd[128], so[128];
     if (!ok)
-        return wki_fail(c, WK_SHAPE, "`dy` of shape %s is no slice of %s", wki_shape_text(sd, sizeof sd, dy->ndim, dy->size),
+        return wki_fail(c, WK_SHAPE, "`dy` of shape %s is no slice of %s",
+                        wki_shape_text(sd, sizeof sd, dy->ndim, dy->size),
                         wki_shape_text(so, sizeof so, n, k->ia + 1));
     o->dtype = WK_F32;
     o->ndim = (uint8_t)n;

@@ -42,7 +42,8 @@ bool wki_infer_max(wk_ctx *c, const wki_call *k) {
         return false;
     for (int i = 0; i < (int)k->ia[0]; i++)
         if (k->in[0]->ndim && k->in[0]->size[k->ia[1 + i]] == 0 && numel(k->out[0]) > 0)
-            return wki_fail(c, WK_SHAPE, "dimension %lld has no elements to take the largest of", (long long)k->ia[1 + i]);
+            return wki_fail(c, WK_SHAPE, "dimension %lld has no elements to take the largest of",
+                            (long long)k->ia[1 + i]);
     return true;
 }
 
@@ -78,7 +79,8 @@ static bool need_row(wk_ctx *c, const wki_tensor *x, const wki_tensor *r, const 
         ok = r->size[i] == x->size[i];
     char sr[128], sx[128];
     return ok || wki_fail(c, WK_SHAPE, "`%s` has shape %s, one value per row of %s is needed", name,
-                          wki_shape_text(sr, sizeof sr, r->ndim, r->size), wki_shape_text(sx, sizeof sx, x->ndim, x->size));
+                          wki_shape_text(sr, sizeof sr, r->ndim, r->size),
+                          wki_shape_text(sx, sizeof sx, x->ndim, x->size));
 }
 
 bool wki_infer_norm(wk_ctx *c, const wki_call *k) {
@@ -94,7 +96,8 @@ bool wki_infer_norm(wk_ctx *c, const wki_call *k) {
 }
 
 bool wki_infer_norm_grad(wk_ctx *c, const wki_call *k) {
-    if (!all_f32(c, k) || !wki_need_same_shape(c, k->in[0], "dy", k->in[1], "y") || !need_row(c, k->in[0], k->in[2], "rstd"))
+    if (!all_f32(c, k) || !wki_need_same_shape(c, k->in[0], "dy", k->in[1], "y") ||
+        !need_row(c, k->in[0], k->in[2], "rstd"))
         return false;
     k->out[0]->dtype = WK_F32;
     wki_same_shape(k->out[0], k->in[0]);
@@ -123,8 +126,9 @@ bool wki_infer_nll(wk_ctx *c, const wki_call *k) {
 
 bool wki_infer_nll_grad(wk_ctx *c, const wki_call *k) {
     const wki_tensor *logits = k->in[0];
-    if (!need_logits(c, logits, k->in[2]) || !wki_need_f32(c, k->in[1], "lse") || !wki_need_f32(c, k->in[3], "dy") ||
-        !need_row(c, logits, k->in[1], "lse") || !need_row(c, logits, k->in[3], "dy"))
+    if (!need_logits(c, logits, k->in[2]) || !wki_need_f32(c, k->in[1], "lse") ||
+        !wki_need_f32(c, k->in[3], "dy") || !need_row(c, logits, k->in[1], "lse") ||
+        !need_row(c, logits, k->in[3], "dy"))
         return false;
     k->out[0]->dtype = WK_F32;
     wki_same_shape(k->out[0], logits);

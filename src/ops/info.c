@@ -4,7 +4,8 @@
 int wk_op_count(void) { return wki_op_count; }
 
 bool wk_op_get(int i, wk_op_info *out) {
-    static const char *const classes[] = {"EW", "ROW", "MOVE", "CONTRACT", "INDEX", "RNG", "CREATE", "OPAQUE"};
+    static const char *const classes[] = {"EW",    "ROW", "MOVE",   "CONTRACT",
+                                          "INDEX", "RNG", "CREATE", "OPAQUE"};
     if (i < 0 || i >= wki_op_count || !out)
         return false;
     const wki_op *op = &wki_ops[i];

@@ -41,7 +41,9 @@ static wki_tensor *column(wk_ctx *c, wki_tensor *r) {
     return wki_reshape(c, r, r->ndim + 1, size);
 }
 
-static wki_tensor *sum_last(wk_ctx *c, wki_tensor *x, bool keep) { return wki_sum(c, x, (const int64_t[]){-1}, 1, keep); }
+static wki_tensor *sum_last(wk_ctx *c, wki_tensor *x, bool keep) {
+    return wki_sum(c, x, (const int64_t[]){-1}, 1, keep);
+}
 
 /* y = (x - mean) r with r = 1 / sqrt(var + eps); dr/dx = -r^2 y / n. */
 void wki_vjp_norm(const wki_vjp_args *a) {
@@ -91,7 +93,8 @@ void wki_vjp_nll(const wki_vjp_args *a) {
     wki_tensor *dloss = a->gout[0], *dlse = a->gout[1], *gx = NULL;
     if (!a->need[0])
         return;
-    wki_tensor *logits = wki_saved_in(c, n, 0), *target = wki_saved_in(c, n, 1), *lse = wki_saved_out(c, n, 1);
+    wki_tensor *logits = wki_saved_in(c, n, 0), *target = wki_saved_in(c, n, 1),
+               *lse = wki_saved_out(c, n, 1);
     if (dloss)
         gx = wki_nll_rows_grad(c, logits, lse, target, dloss);
     if (dlse) {

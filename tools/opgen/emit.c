@@ -44,7 +44,9 @@ static bool in_place(const op *o) {
     return false;
 }
 
-static const char *join(const char *list, const char *item) { return *list ? format("%s, %s", list, item) : item; }
+static const char *join(const char *list, const char *item) {
+    return *list ? format("%s, %s", list, item) : item;
+}
 
 static const char *public_params(const op *o, const public_form *f) {
     const char *s = takes_ctx(o) ? "wk_ctx *c" : "";
@@ -63,7 +65,7 @@ static const char *public_params(const op *o, const public_form *f) {
     return s;
 }
 
-static const char *internal_prototype(const op *o) {
+static const char *prototype(const op *o, const char *prefix) {
     const char *s = "wk_ctx *c";
     if (o->variadic)
         s = join(s, "wki_tensor *const *in, int nin");
@@ -75,8 +77,13 @@ static const char *internal_prototype(const op *o) {
             s = join(s, attr_params(&o->attr[i]));
     for (int i = 1; i < o->nout; i++)
         s = join(s, format("wki_tensor **%s", o->out[i]));
-    return format("%swki_%s(%s)", in_place(o) ? "bool " : "wki_tensor *", o->name, s);
+    return format("%s%s%s(%s)", in_place(o) ? "bool " : "wki_tensor *", prefix, o->name, s);
 }
+
+static const char *internal_prototype(const op *o) { return prototype(o, "wki_"); }
+
+/* Ops without a loop program have a slow twin of the same parameters in ops/reference.c. */
+static bool has_reference(const op *o) { return !o->nloop && !o->composite && !has_flag(o, "VIEW"); }
 
 static bool has_default_form(const op *o) { return !o->internal && o->npub == 0; }
 
@@ -111,16 +118,28 @@ static bool named_before(int n, const char *function) {
 
 void emit_header(FILE *f) {
     fputs(banner, f);
-    fputs("#ifndef WKI_OPS_GEN_H\n#define WKI_OPS_GEN_H\n\n#include \"core/core.h\"\n#include \"ops/loop.h\"\n\nenum {\n", f);
+    fputs("#ifndef WKI_OPS_GEN_H\n#define WKI_OPS_GEN_H\n\n#include \"core/core.h\"\n#include "
+          "\"ops/loop.h\"\n\nenum {\n",
+          f);
     for (int i = 0; i < nops; i++)
         fprintf(f, "    WKI_OP_%s,\n", ops[i].name);
     fputs("    WKI_OP_COUNT,\n};\n\n", f);
-    fputs("/* Domain of the inputs and tolerance (in units of the last place of the result) for tests; by id. */\n"
+    fputs("/* Domain of the inputs and tolerance (in units of the last place of the result) for tests; by "
+          "id. */\n"
           "typedef struct wki_op_sample {\n    double lo, hi, ulp;\n} wki_op_sample;\n"
           "extern const wki_op_sample wki_op_samples[WKI_OP_COUNT];\n\n",
           f);
     for (int i = 0; i < nops; i++)
         fprintf(f, "%s;\n", internal_prototype(&ops[i]));
+    fputs(
+        "\n/* Slow twins for tests, in ops/reference.c; by id, NULL for loops, views and composites. Cast to "
+        "the "
+        "twin's type. */\n"
+        "typedef void (*wki_reference)(void);\nextern const wki_reference wki_op_references[WKI_OP_COUNT];\n",
+        f);
+    for (int i = 0; i < nops; i++)
+        if (has_reference(&ops[i]))
+            fprintf(f, "%s;\n", prototype(&ops[i], "wki_ref_"));
     fputs("\n/* What rows name, written by hand in src/ops. */\n", f);
     for (int i = 0; i < nops; i++) {
         const op *o = &ops[i];
@@ -137,7 +156,8 @@ void emit_header(FILE *f) {
 /* ---- ops_gen.c ---- */
 
 static void emit_attr_table(FILE *f, const op *o) {
-    static const char *const types[] = {"INT", "BOOL", "DTYPE", "LIST", "LIST", "INT", "LIST", "LIST", "VALUE"};
+    static const char *const types[] = {"INT", "BOOL", "DTYPE", "LIST", "LIST",
+                                        "INT", "LIST", "LIST",  "VALUE"};
     if (!o->nattr)
         return;
     fprintf(f, "static const wki_attr attr_%s[] = {", o->name);
@@ -159,7 +179,8 @@ static void emit_tables(FILE *f, const op *o) {
         for (int i = 0; i < o->nin; i++)
             m |= (unsigned)o->in[i].writes << i;
         fprintf(f, "static bool writes_%s(const wki_call *k, int input) {\n", o->name);
-        fprintf(f, "    return k->nin >= %d && (%#xu >> (input / (k->nin / %d)) & 1);\n}\n", o->nin, m, o->nin);
+        fprintf(f, "    return k->nin >= %d && (%#xu >> (input / (k->nin / %d)) & 1);\n}\n", o->nin, m,
+                o->nin);
     }
     if (o->nloop)
         loop_emit(f, o);
@@ -194,8 +215,8 @@ static void emit_row(FILE *f, const op *o) {
         fputs(" | WKI_OP_COMPOSITE", f);
     if (o->keep_meta)
         fputs(" | WKI_OP_KEEP_META", f);
-    fprintf(f, ",\n     .nin = %d, .nout = %d, .nattr = %d, .optional = %#x, .writes = %#x,", o->variadic ? -1 : o->nin,
-            o->nout, o->nattr, optional, writes);
+    fprintf(f, ",\n     .nin = %d, .nout = %d, .nattr = %d, .optional = %#x, .writes = %#x,",
+            o->variadic ? -1 : o->nin, o->nout, o->nattr, optional, writes);
     fprintf(f, " .save_in = %#x, .save_out = %#x, .diff = %#x", o->save_in, o->save_out, o->diff);
     if (o->nattr)
         fprintf(f, ",\n     .attr = attr_%s", o->name);
@@ -240,9 +261,11 @@ static void emit_words(FILE *f, const op *o) {
         else if (a->kind == A_LIST)
             fprintf(f, "    nia += wki_put_list(ia + nia, n%s, %s);\n", v, v);
         else if (a->kind == A_DIMS || a->kind == A_PERM)
-            fprintf(f, "    nia += wki_put_%s(ia + nia, %s, n%s, %s);\n", a->kind == A_DIMS ? "dims" : "perm", first, v, v);
+            fprintf(f, "    nia += wki_put_%s(ia + nia, %s, n%s, %s);\n", a->kind == A_DIMS ? "dims" : "perm",
+                    first, v, v);
         else if (a->kind == A_DIM)
-            fprintf(f, "    ia[%s] = %s < 0 ? %s + (%s->ndim ? %s->ndim : 1) : %s;\n", slot, v, v, first, first, v);
+            fprintf(f, "    ia[%s] = %s < 0 ? %s + (%s->ndim ? %s->ndim : 1) : %s;\n", slot, v, v, first,
+                    first, v);
         else
             fprintf(f, "    ia[%s] = (int64_t)(%s);\n", slot, v);
     }
@@ -280,22 +303,25 @@ static void emit_internal(FILE *f, const op *o) {
     }
     if (o->nout)
         fprintf(f, "    wki_tensor *out[%d];\n", o->nout);
-    fprintf(f, "    wki_call k = {.op = &wki_ops[WKI_OP_%s], .nin = %s, .nout = %d, .nia = %s, .nva = %d,", o->name,
-            o->variadic ? "nin" : format("%d", o->nin), o->nout, lists ? "nia" : format("%d", nia), nva);
-    fprintf(f, "\n                  .in = %s, .ia = %s, .va = %s, .out = %s, .caller = c->caller};\n", o->nin ? "in" : "NULL",
-            nia ? "ia" : "NULL", nva ? "va" : "NULL", o->nout ? "out" : "NULL");
+    fprintf(f, "    wki_call k = {.op = &wki_ops[WKI_OP_%s], .nin = %s, .nout = %d, .nia = %s, .nva = %d,",
+            o->name, o->variadic ? "nin" : format("%d", o->nin), o->nout, lists ? "nia" : format("%d", nia),
+            nva);
+    fprintf(f, "\n                  .in = %s, .ia = %s, .va = %s, .out = %s, .caller = c->caller};\n",
+            o->nin ? "in" : "NULL", nia ? "ia" : "NULL", nva ? "va" : "NULL", o->nout ? "out" : "NULL");
     if (in_place(o)) {
         fputs("    return wki_apply(c, &k);\n}\n", f);
         return;
     }
     fputs("    wki_apply(c, &k);\n", f);
     for (int i = 1; i < o->nout; i++)
-        fprintf(f, "    if (%s)\n        *%s = out[%d];\n    else\n        discard(out[%d]);\n", o->out[i], o->out[i], i, i);
+        fprintf(f, "    if (%s)\n        *%s = out[%d];\n    else\n        discard(out[%d]);\n", o->out[i],
+                o->out[i], i, i);
     fputs("    return out[0];\n}\n", f);
 }
 
 static void emit_public(FILE *f, const op *o, const public_form *form) {
-    fprintf(f, "\nwk_tensor *%s(%s) {\n", form ? form->name : format("wk_%s", o->name), public_params(o, form));
+    fprintf(f, "\nwk_tensor *%s(%s) {\n", form ? form->name : format("wk_%s", o->name),
+            public_params(o, form));
     if (takes_ctx(o)) {
         fputs("    if (!c)\n        return NULL;\n    c->caller = __builtin_return_address(0);\n", f);
     } else {
@@ -314,7 +340,8 @@ static void emit_public(FILE *f, const op *o, const public_form *form) {
         const char *handles = "";
         for (int i = 0; i < o->nin; i++)
             handles = join(handles, o->in[i].name);
-        const char *refuse = format("refuse(&wki_ops[WKI_OP_%s], caller, %d, (wk_tensor *[]){%s})", o->name, o->nin, handles);
+        const char *refuse =
+            format("refuse(&wki_ops[WKI_OP_%s], caller, %d, (wk_tensor *[]){%s})", o->name, o->nin, handles);
         if (!form && o->nout > 1) {
             fprintf(f, "        wk_tensor *poison = %s;\n", refuse);
             for (int i = 1; i < o->nout; i++)
@@ -359,7 +386,8 @@ static const char helpers[] =
     "    wki_tensor_disown(t);\n"
     "    wki_tensor_user_down(t);\n"
     "}\n\n"
-    "/* A handle among n is missing or dead: the error goes to the first context there is. NULL when there is none. */\n"
+    "/* A handle among n is missing or dead: the error goes to the first context there is. NULL when there "
+    "is none. */\n"
     "static __attribute__((cold, noinline)) wk_tensor *refuse(const wki_op *op, const void *caller, int n,\n"
     "                                                         wk_tensor *const *h) {\n"
     "    wk_ctx *c = NULL;\n"
@@ -389,6 +417,10 @@ void emit_source(FILE *f) {
     fputs("};\nconst int wki_op_count = WKI_OP_COUNT;\n\nconst wki_op_sample wki_op_samples[] = {\n", f);
     for (int i = 0; i < nops; i++)
         fprintf(f, "    {%.17g, %.17g, %.17g},\n", ops[i].lo, ops[i].hi, ops[i].ulp);
+    fputs("};\n\nconst wki_reference wki_op_references[WKI_OP_COUNT] = {\n", f);
+    for (int i = 0; i < nops; i++)
+        if (has_reference(&ops[i]))
+            fprintf(f, "    [WKI_OP_%s] = (wki_reference)wki_ref_%s,\n", ops[i].name, ops[i].name);
     fputs("};\n\n", f);
     fputs(helpers, f);
     for (int i = 0; i < nops; i++)

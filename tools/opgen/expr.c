@@ -13,14 +13,12 @@ typedef struct parser {
 
 static expr *comparison(parser *s);
 
-static void skip(parser *s)
-{
+static void skip(parser *s) {
     while (isspace((unsigned char)*s->p))
         s->p++;
 }
 
-static bool accept(parser *s, const char *tok)
-{
+static bool accept(parser *s, const char *tok) {
     skip(s);
     size_t n = strlen(tok);
     if (strncmp(s->p, tok, n) != 0)
@@ -29,16 +27,14 @@ static bool accept(parser *s, const char *tok)
     return true;
 }
 
-static expr *node(ekind k, const char *name)
-{
+static expr *node(ekind k, const char *name) {
     expr *e = take(sizeof *e);
     e->kind = k;
     e->name = name;
     return e;
 }
 
-static expr *binary(const char *operator, expr *a, expr *b)
-{
+static expr *binary(const char *operator, expr * a, expr *b) {
     expr *e = node(E_BIN, operator);
     e->arg[0] = a;
     e->arg[1] = b;
@@ -46,8 +42,7 @@ static expr *binary(const char *operator, expr *a, expr *b)
     return e;
 }
 
-static void call_arguments(parser *s, expr *e, const char *close)
-{
+static void call_arguments(parser *s, expr *e, const char *close) {
     if (accept(s, close))
         return;
     do {
@@ -59,8 +54,7 @@ static void call_arguments(parser *s, expr *e, const char *close)
         fail_at(s->line, "'%s' expected at '%s'", close, s->p);
 }
 
-static expr *primary(parser *s)
-{
+static expr *primary(parser *s) {
     skip(s);
     if (accept(s, "(")) {
         expr *e = comparison(s);
@@ -100,8 +94,7 @@ static expr *primary(parser *s)
     fail_at(s->line, *s->p ? "unexpected '%s'" : "expression ends too early%s", s->p);
 }
 
-static expr *unary(parser *s)
-{
+static expr *unary(parser *s) {
     if (!accept(s, "-"))
         return primary(s);
     expr *a = unary(s);
@@ -115,8 +108,7 @@ static expr *unary(parser *s)
     return e;
 }
 
-static expr *product(parser *s)
-{
+static expr *product(parser *s) {
     expr *e = unary(s);
     for (;;) {
         if (accept(s, "*"))
@@ -128,8 +120,7 @@ static expr *product(parser *s)
     }
 }
 
-static expr *sum(parser *s)
-{
+static expr *sum(parser *s) {
     expr *e = product(s);
     for (;;) {
         if (accept(s, "+"))
@@ -141,8 +132,7 @@ static expr *sum(parser *s)
     }
 }
 
-static expr *comparison(parser *s)
-{
+static expr *comparison(parser *s) {
     static const char *const operators[] = {"<=", ">=", "==", "!=", "<", ">"};
     expr *e = sum(s);
     for (int i = 0; i < 6; i++)
@@ -151,8 +141,7 @@ static expr *comparison(parser *s)
     return e;
 }
 
-expr *expr_parse(const char *text_, int line)
-{
+expr *expr_parse(const char *text_, int line) {
     parser s = {text_, text_, line};
     expr *e = comparison(&s);
     skip(&s);
@@ -161,8 +150,7 @@ expr *expr_parse(const char *text_, int line)
     return e;
 }
 
-const char *expr_split(text t, const char **rhs)
-{
+const char *expr_split(text t, const char **rhs) {
     const char *p = t.s;
     while (isalnum((unsigned char)*p) || *p == '_')
         p++;

@@ -39,9 +39,9 @@ static int compile(compiler *s, const expr *e, char want);
 static int add_inst(compiler *s, inst i) {
     for (int k = 0; k < s->n; k++) { /* an equal pure instruction is reused */
         const inst *j = &s->in[k];
-        if (!strcmp(j->code, i.code) && !strcmp(j->sub, i.sub) && j->type == i.type && j->row == i.row && j->a == i.a &&
-            j->b == i.b && j->c == i.c && j->imm == i.imm && strcmp(i.code, "STORE") && strcmp(i.code, "RNG") &&
-            strcmp(i.code, "CHECK"))
+        if (!strcmp(j->code, i.code) && !strcmp(j->sub, i.sub) && j->type == i.type && j->row == i.row &&
+            j->a == i.a && j->b == i.b && j->c == i.c && j->imm == i.imm && strcmp(i.code, "STORE") &&
+            strcmp(i.code, "RNG") && strcmp(i.code, "CHECK"))
             return k;
     }
     if (s->n == MAX_INST)
@@ -55,6 +55,8 @@ static inst make(const char *code, const char *sub, char type, bool row, int a, 
 }
 
 static int constant(compiler *s, double v, char type) {
+    if (type == 'I' && (v != floor(v) || fabs(v) > 2147483647))
+        fail_at(s->line, "%g is no 32-bit integer", v);
     inst i = make("CONST", "0", type, s->reduces, -1, -1, -1);
     i.has_imm = true;
     i.imm = v;
@@ -75,10 +77,12 @@ static int emit_prim(compiler *s, const char *name, int n, const int *v) {
     for (int i = 0; i < n; i++) {
         if (s->in[v[i]].type != types[i])
             fail_at(s->line, "operand %d of '%s' is %s", i + 1, name,
-                    types[i] == 'F' ? "an integer or mask, a float is needed (i2f)" : "a float, an integer or mask is needed");
+                    types[i] == 'F' ? "an integer or mask, a float is needed (i2f)"
+                                    : "a float, an integer or mask is needed");
         row &= s->in[v[i]].row;
     }
-    return add_inst(s, make("PRIM", p->enum_name, p->sig[0], row, v[0], n > 1 ? v[1] : -1, n > 2 ? v[2] : -1));
+    return add_inst(s,
+                    make("PRIM", p->enum_name, p->sig[0], row, v[0], n > 1 ? v[1] : -1, n > 2 ? v[2] : -1));
 }
 
 static int compile_name(compiler *s, const expr *e) {
@@ -104,7 +108,8 @@ static int need_number(compiler *s, const expr *e) {
 }
 
 static int compile_call(compiler *s, const expr *e) {
-    static const char *const reductions[][2] = {{"rsum", "WKI_R_SUM"}, {"rmax", "WKI_R_MAX"}, {"rmin", "WKI_R_MIN"}};
+    static const char *const reductions[][2] = {
+        {"rsum", "WKI_R_SUM"}, {"rmax", "WKI_R_MAX"}, {"rmin", "WKI_R_MIN"}};
     for (int i = 0; i < 3; i++) {
         if (strcmp(e->name, reductions[i][0]) != 0)
             continue;
@@ -139,9 +144,10 @@ static int compile_binary(compiler *s, const expr *e) {
         const char *text, *f, *i;
         bool swap, invert;
     } table[] = {
-        {"+", "add", "iadd", 0, 0}, {"-", "sub", "isub", 0, 0}, {"*", "mul", "imul", 0, 0}, {"/", "div", NULL, 0, 0},
-        {"<", "lt", "ilt", 0, 0},   {">", "lt", "ilt", 1, 0},   {"<=", "le", "ilt", 0, 0},  {">=", "le", "ilt", 1, 0},
-        {"==", "eq", "ieq", 0, 0},  {"!=", "eq", "ieq", 0, 1},
+        {"+", "add", "iadd", 0, 0}, {"-", "sub", "isub", 0, 0}, {"*", "mul", "imul", 0, 0},
+        {"/", "div", NULL, 0, 0},   {"<", "lt", "ilt", 0, 0},   {">", "lt", "ilt", 1, 0},
+        {"<=", "le", "ilt", 0, 0},  {">=", "le", "ilt", 1, 0},  {"==", "eq", "ieq", 0, 0},
+        {"!=", "eq", "ieq", 0, 1},
     };
     const expr *l = e->arg[0], *r = e->arg[1];
     int v[2];
@@ -334,8 +340,8 @@ void loop_emit(FILE *f, const op *o) {
     }
     fprintf(f, "static const wki_loop loop_%s[] = {\n", o->name);
     for (int v = 0; v < o->nloop; v++)
-        fprintf(f, "    {%d, %d, %d, %d, %d, %d, inst_%s_%d},\n", n[v], o->nin, nstore, narg, reduces[v], nrng[v], o->name,
-                v);
+        fprintf(f, "    {%d, %d, %d, %d, %d, %d, inst_%s_%d},\n", n[v], o->nin, nstore, narg, reduces[v],
+                nrng[v], o->name, v);
     fprintf(f, "};\n");
     if (o->nloop > 1 || o->loop[0].in_kind != '*' || o->loop[0].out_kind != '*') {
         fprintf(f, "static const wki_loop_guard guard_%s[] = {\n", o->name);

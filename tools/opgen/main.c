@@ -7,8 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-void fail_at(int line, const char *fmt, ...)
-{
+void fail_at(int line, const char *fmt, ...) {
     va_list ap;
     fprintf(stderr, "%s:%d: ", table_path, line);
     va_start(ap, fmt);
@@ -18,8 +17,7 @@ void fail_at(int line, const char *fmt, ...)
     exit(1);
 }
 
-void *take(size_t n)
-{
+void *take(size_t n) {
     static char *chunk;
     static size_t left;
     n = (n + 15) & ~(size_t)15;
@@ -35,8 +33,7 @@ void *take(size_t n)
     return p;
 }
 
-char *format(const char *fmt, ...)
-{
+char *format(const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
     int n = vsnprintf(NULL, 0, fmt, ap);
@@ -48,8 +45,7 @@ char *format(const char *fmt, ...)
     return s;
 }
 
-static bool same_as_file(const char *path, const char *s, size_t n)
-{
+static bool same_as_file(const char *path, const char *s, size_t n) {
     FILE *f = fopen(path, "rb");
     if (!f)
         return false;
@@ -60,8 +56,7 @@ static bool same_as_file(const char *path, const char *s, size_t n)
     return same;
 }
 
-static void write_file(const char *path, void (*emit)(FILE *))
-{
+static void write_file(const char *path, void (*emit)(FILE *)) {
     char *s = NULL;
     size_t n = 0;
     FILE *mem = open_memstream(&s, &n);
@@ -80,8 +75,7 @@ static void write_file(const char *path, void (*emit)(FILE *))
     free(s);
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     if (argc != 3) {
         fprintf(stderr, "usage: opgen TABLE OUTDIR\n");
         return 2;

@@ -37,7 +37,8 @@ typedef struct input {
     char type; /* 'F' 'I' 'B' when the row says so, else 0: as the loop's guard says */
 } input;
 
-typedef struct public_form { /* a second public prototype: its own parameters, attributes given as C expressions */
+typedef struct
+    public_form { /* a second public prototype: its own parameters, attributes given as C expressions */
     const char *name;
     attr param[MAX_ATTR];
     int nparam;
@@ -83,7 +84,7 @@ extern int nops;
 extern const char *table_path;
 
 _Noreturn void fail_at(int line, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void *take(size_t n);                                  /* memory for the life of the program */
+void *take(size_t n); /* memory for the life of the program */
 char *format(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 void table_read(const char *path);
@@ -104,11 +105,11 @@ typedef struct expr {
     int narg;
 } expr;
 expr *expr_parse(const char *s, int line);
-const char *expr_split(text t, const char **rhs);      /* "name = ..." -> name */
+const char *expr_split(text t, const char **rhs); /* "name = ..." -> name */
 
-void loop_emit(FILE *f, const op *o);                  /* instruction tables and wki_loop records */
-void vjp_check(op *o);                                 /* derives save masks and diff */
-void vjp_emit(FILE *f, const op *o);                   /* the gradient function of rows with gradient text */
+void loop_emit(FILE *f, const op *o); /* instruction tables and wki_loop records */
+void vjp_check(op *o);                /* derives save masks and diff */
+void vjp_emit(FILE *f, const op *o);  /* the gradient function of rows with gradient text */
 
 void emit_public_header(FILE *f);
 void emit_header(FILE *f);

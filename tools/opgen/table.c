@@ -10,8 +10,7 @@ op ops[MAX_OPS];
 int nops;
 const char *table_path = "";
 
-static const char *word(const char **p)
-{
+static const char *word(const char **p) {
     while (**p == ' ' || **p == '\t')
         (*p)++;
     const char *b = *p;
@@ -20,8 +19,7 @@ static const char *word(const char **p)
     return *p == b ? NULL : format("%.*s", (int)(*p - b), b);
 }
 
-static const char *identifier(const char *s, int line)
-{
+static const char *identifier(const char *s, int line) {
     if (!s || !(isalpha((unsigned char)*s) || *s == '_'))
         fail_at(line, "a name is missing or bad: '%s'", s ? s : "");
     for (const char *p = s; *p; p++)
@@ -30,40 +28,35 @@ static const char *identifier(const char *s, int line)
     return s;
 }
 
-const op *op_find(const char *name)
-{
+const op *op_find(const char *name) {
     for (int i = 0; i < nops; i++)
         if (!strcmp(ops[i].name, name))
             return &ops[i];
     return NULL;
 }
 
-int in_find(const op *o, const char *name)
-{
+int in_find(const op *o, const char *name) {
     for (int i = 0; i < o->nin; i++)
         if (!strcmp(o->in[i].name, name))
             return i;
     return -1;
 }
 
-int out_find(const op *o, const char *name)
-{
+int out_find(const op *o, const char *name) {
     for (int i = 0; i < o->nout; i++)
         if (!strcmp(o->out[i], name))
             return i;
     return -1;
 }
 
-int attr_find(const op *o, const char *name)
-{
+int attr_find(const op *o, const char *name) {
     for (int i = 0; i < o->nattr; i++)
         if (!strcmp(o->attr[i].name, name))
             return i;
     return -1;
 }
 
-bool has_flag(const op *o, const char *flag)
-{
+bool has_flag(const op *o, const char *flag) {
     for (int i = 0; i < o->nflag; i++)
         if (!strcmp(o->flag[i], flag))
             return true;
@@ -72,17 +65,17 @@ bool has_flag(const op *o, const char *flag)
 
 bool is_structural(attr_kind k) { return k != A_VALUE; }
 
-static attr_kind attr_kind_of(const char *s, int line)
-{
-    static const char *const names[] = {"INT", "BOOL", "DTYPE", "LIST", "SHAPE", "DIM", "DIMS", "PERM", "VALUE"};
+static attr_kind attr_kind_of(const char *s, int line) {
+    static const char *const names[] = {"INT", "BOOL", "DTYPE", "LIST", "SHAPE",
+                                        "DIM", "DIMS", "PERM",  "VALUE"};
     for (int i = 0; s && i < 9; i++)
         if (!strcmp(s, names[i]))
             return (attr_kind)i;
-    fail_at(line, "attribute type '%s': one of INT BOOL DTYPE LIST SHAPE DIM DIMS PERM VALUE expected", s ? s : "");
+    fail_at(line, "attribute type '%s': one of INT BOOL DTYPE LIST SHAPE DIM DIMS PERM VALUE expected",
+            s ? s : "");
 }
 
-static void read_inputs(op *o, const char *p, int line)
-{
+static void read_inputs(op *o, const char *p, int line) {
     for (const char *w; (w = word(&p));) {
         if (o->nin == MAX_IN)
             fail_at(line, "more than %d inputs", MAX_IN);
@@ -108,8 +101,7 @@ static void read_inputs(op *o, const char *p, int line)
     }
 }
 
-static void read_attr(op *o, const char *p, int line, bool hidden)
-{
+static void read_attr(op *o, const char *p, int line, bool hidden) {
     if (o->nattr == MAX_ATTR)
         fail_at(line, "more than %d attributes", MAX_ATTR);
     attr *a = &o->attr[o->nattr++];
@@ -127,8 +119,7 @@ static void read_attr(op *o, const char *p, int line, bool hidden)
     a->hidden = hidden ? p : NULL;
 }
 
-static const char *trim(const char *b, const char *e)
-{
+static const char *trim(const char *b, const char *e) {
     while (b < e && *b == ' ')
         b++;
     while (e > b && e[-1] == ' ')
@@ -137,8 +128,7 @@ static const char *trim(const char *b, const char *e)
 }
 
 /* public NAME(param TYPE, ...) = C expression, ... */
-static void read_public(op *o, const char *p, int line)
-{
+static void read_public(op *o, const char *p, int line) {
     if (o->npub == MAX_PUBLIC)
         fail_at(line, "more than %d public forms", MAX_PUBLIC);
     public_form *f = &o->pub[o->npub++];
@@ -174,12 +164,11 @@ static void read_public(op *o, const char *p, int line)
     }
 }
 
-static void read_loop(op *o, const char *guard, const char *p, int line)
-{
+static void read_loop(op *o, const char *guard, const char *p, int line) {
     char in_kind = '*', out_kind = '*';
     if (*guard) {
-        if (guard[0] != '[' || !strchr("FIB*", guard[1]) || guard[2] != ':' || !guard[3] || !strchr("FIB*", guard[3]) ||
-            strcmp(guard + 4, "]") != 0)
+        if (guard[0] != '[' || !strchr("FIB*", guard[1]) || guard[2] != ':' || !guard[3] ||
+            !strchr("FIB*", guard[3]) || strcmp(guard + 4, "]") != 0)
             fail_at(line, "loop guard '%s': [IN:OUT] with F, I, B or * expected", guard);
         in_kind = guard[1];
         out_kind = guard[3];
@@ -200,8 +189,7 @@ static void read_loop(op *o, const char *guard, const char *p, int line)
     v->stmt[v->nstmt++] = (text){p, line};
 }
 
-static unsigned mask_of(const op *o, const char *p, int line, bool outputs)
-{
+static unsigned mask_of(const op *o, const char *p, int line, bool outputs) {
     unsigned m = 0;
     for (const char *w; (w = word(&p));) {
         int i = outputs ? out_find(o, w) : in_find(o, w);
@@ -212,8 +200,7 @@ static unsigned mask_of(const op *o, const char *p, int line, bool outputs)
     return m;
 }
 
-static void read_key(op *o, const char *key, const char *p, int line)
-{
+static void read_key(op *o, const char *key, const char *p, int line) {
     while (*p == ' ')
         p++;
     if (!strcmp(key, "doc")) {
@@ -244,7 +231,8 @@ static void read_key(op *o, const char *key, const char *p, int line)
     } else if (!strcmp(key, "hidden")) {
         read_attr(o, p, line, true);
     } else if (!strcmp(key, "flags")) {
-        static const char *const known[] = {"VIEW", "NONDET", "BROADCAST", "PROMOTE", "COMMUTES", "KEEP_META"};
+        static const char *const known[] = {"VIEW",    "NONDET",   "BROADCAST",
+                                            "PROMOTE", "COMMUTES", "KEEP_META"};
         for (const char *w; (w = word(&p));) {
             bool ok = false;
             for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -302,8 +290,7 @@ static void read_key(op *o, const char *key, const char *p, int line)
     }
 }
 
-static void check_row(op *o)
-{
+static void check_row(op *o) {
     static const char *const classes[] = {"EW",  "ROW",    "MOVE",   "CONTRACT", "INDEX",
                                           "RNG", "CREATE", "OPAQUE", "COMPOSITE"};
     bool known = false;
@@ -329,17 +316,19 @@ static void check_row(op *o)
     if (!o->composite && !o->infer) {
         if (strcmp(o->klass, "EW") != 0)
             fail_at(o->line, "op %s: 'infer' is missing", o->name);
+        if (o->nin < 1 || o->nin > 2)
+            fail_at(o->line, "op %s: only ops of one or two f32 inputs can do without 'infer'", o->name);
         o->infer = o->nin == 1 ? "wki_infer_unary" : "wki_infer_broadcast";
     }
     for (int i = 0; i < o->npub; i++)
         if (o->pub[i].nvalue != o->nattr)
-            fail_at(o->pub[i].line, "%s gives %d values for %d attributes", o->pub[i].name, o->pub[i].nvalue, o->nattr);
+            fail_at(o->pub[i].line, "%s gives %d values for %d attributes", o->pub[i].name, o->pub[i].nvalue,
+                    o->nattr);
     if (!o->has_sample)
         o->lo = -2, o->hi = 2;
 }
 
-void table_read(const char *path)
-{
+void table_read(const char *path) {
     table_path = path;
     FILE *f = fopen(path, "r");
     if (!f)

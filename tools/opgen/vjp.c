@@ -83,7 +83,8 @@ static value temp(gen *s, const char *call) {
 
 /* shape(x), dtype(x), size(x, k): facts about an input, which the record keeps in place of the tensor. */
 static bool fact(gen *s, const expr *e, value *v) {
-    bool shape = !strcmp(e->name, "shape"), dtype = !strcmp(e->name, "dtype"), size = !strcmp(e->name, "size");
+    bool shape = !strcmp(e->name, "shape"), dtype = !strcmp(e->name, "dtype"),
+         size = !strcmp(e->name, "size");
     if (!shape && !dtype && !size)
         return false;
     int i = e->narg && e->arg[0]->kind == E_NAME ? in_find(s->o, e->arg[0]->name) : -1;
@@ -95,7 +96,8 @@ static bool fact(gen *s, const expr *e, value *v) {
     else if (dtype)
         *v = (value){V_DTYPE, format("(wk_dtype)n->meta[%d].dtype", i), NULL};
     else
-        *v = (value){V_NUMBER, format("wki_meta_size(&n->meta[%d], (int)(%s))", i, compile(s, e->arg[1]).c), NULL};
+        *v = (value){V_NUMBER, format("wki_meta_size(&n->meta[%d], (int)(%s))", i, compile(s, e->arg[1]).c),
+                     NULL};
     return true;
 }
 
@@ -120,7 +122,8 @@ static value call(gen *s, const expr *e) {
         text_ = format("%s, %s", text_, v.c);
     }
     for (int i = 0; i < o->nattr; i++) {
-        static const vkind kinds[] = {V_NUMBER, V_NUMBER, V_DTYPE, V_LIST, V_LIST, V_NUMBER, V_LIST, V_LIST, V_NUMBER};
+        static const vkind kinds[] = {V_NUMBER, V_NUMBER, V_DTYPE, V_LIST,  V_LIST,
+                                      V_NUMBER, V_LIST,   V_LIST,  V_NUMBER};
         if (o->attr[i].hidden)
             continue;
         v = compile(s, e->arg[at++]);
@@ -145,11 +148,13 @@ static value apply2(gen *s, const char *op_, value a, const char *b) {
 }
 
 static value binary(gen *s, const expr *e) {
-    static const char *const ops_[][2] = {{"+", "add"}, {"-", "sub"}, {"*", "mul"}, {"/", "div"}, {"<", "lt"},
-                                          {"<=", "le"}, {">", "gt"},  {">=", "ge"}, {"==", "eq"}, {"!=", "ne"}};
+    static const char *const ops_[][2] = {{"+", "add"}, {"-", "sub"}, {"*", "mul"}, {"/", "div"},
+                                          {"<", "lt"},  {"<=", "le"}, {">", "gt"},  {">=", "ge"},
+                                          {"==", "eq"}, {"!=", "ne"}};
     value a = compile(s, e->arg[0]), b = compile(s, e->arg[1]);
     if (a.kind == V_NUMBER && b.kind == V_NUMBER)
-        return (value){V_NUMBER, format(*e->name == '/' ? "((double)%s %s %s)" : "(%s %s %s)", a.c, e->name, b.c), NULL};
+        return (value){
+            V_NUMBER, format(*e->name == '/' ? "((double)%s %s %s)" : "(%s %s %s)", a.c, e->name, b.c), NULL};
     if (a.kind == V_TENSOR && b.kind == V_TENSOR)
         for (int i = 0; i < 10; i++)
             if (!strcmp(ops_[i][0], e->name))
@@ -214,7 +219,8 @@ void vjp_check(op *o) {
         if (!o->vjp[i].s)
             continue;
         if (o->vjp_fn || o->composite)
-            fail_at(o->vjp[i].line, "%s has gradient text and %s", o->name, o->composite ? "is composite" : "a function");
+            fail_at(o->vjp[i].line, "%s has gradient text and %s", o->name,
+                    o->composite ? "is composite" : "a function");
         gen s = {.o = o, .line = o->vjp[i].line};
         if (compile(&s, expr_parse(o->vjp[i].s, o->vjp[i].line)).kind != V_TENSOR)
             fail_at(s.line, "the gradient of '%s' is not a tensor", o->in[i].name);
@@ -223,14 +229,16 @@ void vjp_check(op *o) {
         o->diff |= 1u << i;
     }
     if (o->vjp_fn && !o->diff)
-        fail_at(o->line, "op %s: 'vjp %s' needs 'diff' with the inputs that get a gradient", o->name, o->vjp_fn);
+        fail_at(o->line, "op %s: 'vjp %s' needs 'diff' with the inputs that get a gradient", o->name,
+                o->vjp_fn);
 }
 
 void vjp_emit(FILE *f, const op *o) {
     if (!o->diff || o->vjp_fn)
         return;
     fprintf(f, "static void vjp_%s(const wki_vjp_args *args) {\n    wk_ctx *c = args->c;\n", o->name);
-    fprintf(f, "    const wki_node *n = args->node;\n    wki_tensor *g = args->gout[0];\n    (void)c;\n    (void)n;\n    if (!g)\n");
+    fprintf(f, "    const wki_node *n = args->node;\n    wki_tensor *g = args->gout[0];\n    (void)c;\n    "
+               "(void)n;\n    if (!g)\n");
     fprintf(f, "        return;\n");
     for (int i = 0; i < o->nin; i++) {
         if (!o->vjp[i].s)
