@@ -298,6 +298,7 @@ typedef struct wk_loader_options {
 WK_API void wk_loader_options_init(wk_loader_options *o);
 typedef struct wk_field { /* one array of the data set, host memory that outlives the loader */
     wk_dtype dtype;       /* WK_U8 (given as f32 * scale), WK_F32, WK_I64, WK_I32 (given as i64) */
+    bool index;           /* a WK_U8 field of class numbers or ids: given as i64 */
     int ndim;             /* per sample */
     int64_t size[WK_MAX_DIMS];
     const void *data;     /* count samples, row-major */
@@ -340,7 +341,23 @@ WK_API void wk_op_desc_init(wk_op_desc *d);
 WK_API int wk_register_op(wk_ctx *c, const wk_op_desc *d); /* id >= 0, or -1 with the context's error set */
 WK_API void wk_user_op(wk_ctx *c, int id, wk_tensor *const *in, const double *attr, wk_tensor **out);
 
-/* ---- ops, for tools ------------------------------------------------------------------------------------------------ */
+/* ---- for tools ----------------------------------------------------------------------------------------------------- */
+
+typedef struct wk_system_info {
+    size_t struct_size;
+    const char *isa;      /* the CPU tier in use: "baseline", "avx2" or "avx512"; static */
+    const char *isa_note; /* why WICK_CPU_ISA was ignored; "" */
+    int threads;
+} wk_system_info;
+WK_API void wk_system_info_get(wk_ctx *c, wk_system_info *s); /* set s->struct_size first */
+
+typedef struct wk_library_info { /* a library that is opened when first needed */
+    const char *name;
+    bool found;
+    char text[512]; /* its path, or why it cannot be used */
+} wk_library_info;
+/* The i-th such library; looks for it, which may take a while. False past the end. */
+WK_API bool wk_library_get(int i, wk_library_info *out);
 
 typedef struct wk_op_info {
     const char *name, *klass, *doc;

@@ -67,7 +67,7 @@ static bool field_init(loader *l, int i, const wk_field *what) {
                         WK_MAX_DIMS - 1);
     if (!what->data && l->count)
         return wki_fail(c, WK_INVALID, "field %d has no data", i);
-    f->dtype = what->dtype == WK_U8 || what->dtype == WK_F32 ? WK_F32 : WK_I64;
+    f->dtype = what->dtype == WK_F32 || (what->dtype == WK_U8 && !what->index) ? WK_F32 : WK_I64;
     int64_t tail = l->opt.drop_last ? 0 : l->count % l->opt.batch;
     if (l->count >= l->opt.batch && !batch_tensor(l, f, l->opt.batch, &f->full))
         return false;
@@ -158,7 +158,12 @@ static void shuffle(loader *l) {
 
 static void copy_sample(const loader *l, const field *f, int64_t sample, void *dst) {
     const size_t n = (size_t)f->numel, at = (size_t)sample * n;
-    if (f->what.dtype == WK_U8) {
+    if (f->what.dtype == WK_U8 && f->what.index) {
+        const uint8_t *s = (const uint8_t *)f->what.data + at;
+        int64_t *d = dst;
+        for (size_t i = 0; i < n; i++)
+            d[i] = s[i];
+    } else if (f->what.dtype == WK_U8) {
         const uint8_t *s = (const uint8_t *)f->what.data + at;
         float *d = dst;
         for (size_t i = 0; i < n; i++)
