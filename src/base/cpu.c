@@ -34,9 +34,7 @@ static uint32_t xcr0(void) {
     return lo;
 }
 
-static int has(uint32_t word, int bit) {
-    return (int)(word >> bit & 1);
-}
+static int has(uint32_t word, int bit) { return (int)(word >> bit & 1); }
 
 static wki_isa detect(void) {
     uint32_t eax, ebx, ecx, edx, b7, c7;
@@ -54,9 +52,7 @@ static wki_isa detect(void) {
     return wide && (state & XCR0_ZMM) == XCR0_ZMM ? WKI_ISA_AVX512 : WKI_ISA_AVX2;
 }
 #else
-static wki_isa detect(void) {
-    return WKI_ISA_BASELINE;
-}
+static wki_isa detect(void) { return WKI_ISA_BASELINE; }
 #endif
 
 const char *wki_isa_name(wki_isa isa) {

@@ -39,7 +39,8 @@ typedef struct {
 
 struct wki_pool {
     int size;
-    int64_t spin_ns; /* 0 where threads outnumber CPUs: a spinning waiter would hold up the thread it waits for */
+    int64_t
+        spin_ns; /* 0 where threads outnumber CPUs: a spinning waiter would hold up the thread it waits for */
     int stop;
 
     /* the job in flight; written by the thread that holds `busy`, before it opens the gates */
@@ -208,17 +209,16 @@ void wki_pool_free(wki_pool *p) {
     wki_free(p);
 }
 
-int wki_pool_size(const wki_pool *p) {
-    return p ? p->size : 1;
-}
+int wki_pool_size(const wki_pool *p) { return p ? p->size : 1; }
 
-void wki_pool_for(wki_pool *p, int64_t n, void (*fn)(void *arg, int64_t begin, int64_t end, int worker), void *arg,
-                  int64_t grain) {
+void wki_pool_for(wki_pool *p, int64_t n, void (*fn)(void *arg, int64_t begin, int64_t end, int worker),
+                  void *arg, int64_t grain) {
     if (n <= 0)
         return;
     if (grain < 1)
         grain = 1;
-    if (n <= grain || !p || p->size == 1 || atomic_flag_test_and_set_explicit(&p->busy, memory_order_acquire)) {
+    if (n <= grain || !p || p->size == 1 ||
+        atomic_flag_test_and_set_explicit(&p->busy, memory_order_acquire)) {
         fn(arg, 0, n, 0);
         return;
     }
@@ -236,4 +236,3 @@ void wki_pool_for(wki_pool *p, int64_t n, void (*fn)(void *arg, int64_t begin, i
     gate_wait(&p->done, seen, p->spin_ns);
     atomic_flag_clear_explicit(&p->busy, memory_order_release);
 }
-

@@ -21,5 +21,5 @@ int wki_pool_size(const wki_pool *p);
  * worker 0, so `worker` indexes scratch that belongs to this call. What fn computes for an index must not depend on
  * the cut: the whole range runs inline as worker 0 when n <= grain, the pool has one thread or is NULL, or the pool
  * is busy, as it is when fn itself calls or another thread got there first. Thread-safe. */
-void wki_pool_for(wki_pool *p, int64_t n, void (*fn)(void *arg, int64_t begin, int64_t end, int worker), void *arg,
-                  int64_t grain);
+void wki_pool_for(wki_pool *p, int64_t n, void (*fn)(void *arg, int64_t begin, int64_t end, int worker),
+                  void *arg, int64_t grain);
