@@ -1,0 +1,546 @@
+/* Tier 0: runs loop programs at once, with nothing generated. This file plans an execution (layout of tiles, registers,
+ * addressing; see loop_cpu.h) on the stack, picks the executor of the instruction set and spreads the units over threads.
+ * Planning is part of every eager op, so it is kept to a few nanoseconds per instruction and operand. Calls base/pool and
+ * the executors. */
+#include "backend/backend.h"
+#include "backend/cpu/loop_cpu.h"
+
+enum {
+    CACHE_BYTES = 40 << 10,  /* registers of a tile are to stay in the first-level cache */
+    SHORT_ROW = 512,         /* ROWS up to here */
+    WHOLE_ROW = 4096,        /* WIDE without split up to here */
+    MIN_RUN = 256,           /* FLAT: where operands have shorter runs, tiles cross them */
+    THREAD_WORK = 1 << 17,   /* element-instructions that are worth a thread */
+    INNER_COLUMNS = 1 << 16, /* columns from which one row is spread over threads */
+};
+
+static int64_t up16(int64_t n) {
+    return (n + 15) & ~(int64_t)15;
+}
+
+static int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+static const uint8_t dtype_bytes[] = {
+#define D(name, text, bits, kind) [WK_##name] = (bits) / 8,
+#include <wick/dtype.def>
+#undef D
+};
+
+static const int8_t prim_arity[] = {
+#define P(E, name, arity, signature) arity,
+#include "ops/prims.def"
+};
+
+/* ---- registers ----------------------------------------------------------------------------------------------------- */
+
+enum { WIDENED = WKI_LOOP_MAX_INST };
+
+/* Registers in three pools: ELEM (reused once the value is dead), ROW, and CONST, whose values are constants: 16 equal
+   floats. */
+typedef struct {
+    int16_t last[2 * WKI_LOOP_MAX_INST]; /* instruction that last uses a value; -1 where none does */
+    int16_t at[2 * WKI_LOOP_MAX_INST];   /* place in its pool */
+    int16_t free[2 * WKI_LOOP_MAX_INST];
+    int nfree, nelem, nrow, nconst, nreduce;
+} registers;
+
+static int operands_of(const wki_inst *in, int16_t *v) {
+    switch ((wki_loop_code)in->code) {
+    case WKI_L_PRIM:
+        v[0] = in->a, v[1] = in->b, v[2] = in->c;
+        return prim_arity[in->sub];
+    case WKI_L_STORE: v[0] = in->b; return 1;
+    case WKI_L_REDUCE:
+    case WKI_L_CHECK: v[0] = in->a; return 1;
+    default: return 0;
+    }
+}
+
+/* The register in which instruction i wants its operand v: a ROW value is widened for an ELEM instruction. */
+static int wanted(const wki_loop_plan *p, int i, int v) {
+    bool elem_use = !wki_loop_is_row(p, i) || p->inst[i].code == WKI_L_REDUCE;
+    return elem_use && wki_loop_is_row(p, v) ? WIDENED + v : v;
+}
+
+static void find_last_uses(const wki_loop_plan *p, registers *g) {
+    for (int i = 0; i < p->ninst; i++) {
+        int16_t v[3];
+        g->last[i] = g->last[WIDENED + i] = -1;
+        for (int k = operands_of(&p->inst[i], v) - 1; k >= 0; k--)
+            g->last[wanted(p, i, v[k])] = (int16_t)i;
+    }
+}
+
+static int take_elem(registers *g) {
+    return g->nfree ? g->free[--g->nfree] : g->nelem++;
+}
+
+/* Marks a register free when instruction i is the last to use it. */
+static void release(registers *g, int slot, int i) {
+    if (g->last[slot] != i)
+        return;
+    g->last[slot] = -2;
+    g->free[g->nfree++] = g->at[slot];
+}
+
+static void release_operands(const wki_loop_plan *p, registers *g, int i) {
+    int16_t v[3];
+    for (int k = operands_of(&p->inst[i], v) - 1; k >= 0; k--) {
+        int s = wanted(p, i, v[k]), c = p->inst[v[k]].code;
+        if (s >= WIDENED || !(c == WKI_L_CONST || c == WKI_L_ARG || wki_loop_is_row(p, v[k])))
+            release(g, s, i);
+    }
+}
+
+static void assign_registers(const wki_loop_plan *p, registers *g) {
+    bool wide[WKI_LOOP_MAX_INST] = {0};
+    g->nfree = g->nelem = g->nrow = g->nconst = g->nreduce = 0;
+    for (int i = 0; i < p->ninst; i++) {
+        const wki_inst *in = &p->inst[i];
+        int16_t v[3];
+        int n = operands_of(in, v);
+        for (int k = 0; k < n; k++) {
+            int s = wanted(p, i, v[k]);
+            if (s >= WIDENED && !wide[v[k]]) {
+                g->at[s] = (int16_t)take_elem(g);
+                wide[v[k]] = true;
+            }
+        }
+        /* A primitive may overwrite its operands; a reduction first clears its result. */
+        if (in->code != WKI_L_REDUCE)
+            release_operands(p, g, i);
+        if (in->code == WKI_L_CONST || in->code == WKI_L_ARG)
+            g->at[i] = (int16_t)g->nconst++;
+        else if (in->code == WKI_L_STORE || in->code == WKI_L_CHECK)
+            g->at[i] = 0;
+        else if (wki_loop_is_row(p, i))
+            g->at[i] = (int16_t)g->nrow++;
+        else {
+            g->at[i] = (int16_t)take_elem(g);
+            release(g, i, -1);
+        }
+        if (in->code == WKI_L_REDUCE) {
+            g->nreduce++;
+            release_operands(p, g, i);
+        }
+    }
+}
+
+/* Turns places into byte offsets. Pools lie one after the other: ELEM, ROW, constants, reductions in progress. */
+static void place_registers(wki_loop_plan *p, const registers *g, int64_t elems, int64_t rows) {
+    int32_t epitch = (int32_t)(up16(elems) + WKI_LOOP_PAD) * 4;
+    int32_t rpitch = p->layout == WKI_WIDE ? 64 : (int32_t)(up16(rows) + WKI_LOOP_PAD) * 4;
+    int32_t row0 = g->nelem * epitch, const0 = row0 + g->nrow * rpitch;
+    bool widened = p->layout == WKI_ROWS || p->layout == WKI_COLS;
+    for (int i = 0; i < p->ninst; i++) {
+        int c = p->inst[i].code;
+        if (c == WKI_L_CONST || c == WKI_L_ARG)
+            p->reg[i] = const0 + g->at[i] * 64;
+        else if (wki_loop_is_row(p, i)) {
+            p->reg[i] = row0 + g->at[i] * rpitch;
+            if (widened)
+                p->reg[WIDENED + i] = g->at[WIDENED + i] * epitch;
+        } else
+            p->reg[i] = g->at[i] * epitch;
+    }
+    p->acc = const0 + g->nconst * 64;
+}
+
+/* Bytes of one reduction in progress: 64 lanes, or for each row of a block a float and a double. */
+static int64_t acc_bytes(const wki_loop_plan *p, int64_t rows) {
+    return p->layout == WKI_COLS ? (up16(rows) + WKI_LOOP_PAD) * 12 : 256;
+}
+
+/* Do the registers of so large a tile fit? Sets p->bytes. */
+static bool fits(wki_loop_plan *p, const registers *g, int64_t elems, int64_t rows) {
+    int64_t rpitch = p->layout == WKI_WIDE ? 64 : (up16(rows) + WKI_LOOP_PAD) * 4;
+    int64_t bytes = g->nelem * (up16(elems) + WKI_LOOP_PAD) * 4 + g->nrow * rpitch + g->nconst * 64 +
+                    (p->split ? g->nreduce * acc_bytes(p, rows) : 0);
+    p->bytes = (int32_t)bytes;
+    return bytes <= WKI_LOOP_SCRATCH;
+}
+
+/* ---- what may be written when -------------------------------------------------------------------------------------- */
+
+/* Loads give addresses, not copies. The last moment at which a value loaded from this one is read, -1 where none is; a store
+   at `at` that comes too early for that turns the load into a copy. */
+static int last_read(wki_loop_plan *p, const registers *g, const void *data, int at) {
+    int last = -1;
+    for (int i = 0; i < p->ninst; i++) {
+        int v = p->inst[i].a, l = i;
+        if (p->inst[i].code != WKI_L_LOAD || p->r->opnd[v].data != data)
+            continue;
+        l = l > g->last[i] ? l : g->last[i];
+        l = l > g->last[WIDENED + i] ? l : g->last[WIDENED + i];
+        p->copied[v] = p->copied[v] || l > at;
+        last = last > l ? last : l;
+    }
+    return last;
+}
+
+/* Is there a store that would overwrite what a later load is to read? */
+static bool overtakes(const wki_loop_plan *p) {
+    for (int i = 0; i < p->ninst; i++)
+        for (int j = i + 1; p->inst[i].code == WKI_L_STORE && j < p->ninst; j++)
+            if (p->inst[j].code == WKI_L_LOAD && p->r->opnd[p->inst[j].a].data == p->r->opnd[p->inst[i].a].data)
+                return true;
+    return false;
+}
+
+static bool any_reduces(const wki_loop_plan *p, int v) {
+    for (int i = v + 1; i < p->ninst; i++)
+        if (p->inst[i].code == WKI_L_REDUCE && p->inst[i].a == v)
+            return true;
+    return false;
+}
+
+/* May store i be done by computing its value into the operand? */
+static bool direct_ok(const wki_loop_plan *p, int i, int safe) {
+    const wki_inst *st = &p->inst[i], *def = &p->inst[st->b];
+    wk_dtype dt = (wk_dtype)p->r->opnd[st->a].dtype;
+    return def->code == WKI_L_PRIM && dt == (def->type == WKI_TF ? WK_F32 : WK_I32) && st->b >= safe &&
+           wki_loop_is_row(p, i) == wki_loop_is_row(p, st->b) && p->direct[st->b] < 0 && !any_reduces(p, st->b);
+}
+
+/* Orders the instructions as written, with the stores last if there is one that a load must precede, and finds the values
+   that can be computed into an operand. `aliased`: some store may write what some load reads. */
+static void order_stores(wki_loop_plan *p, registers *g, bool aliased) {
+    bool defer = aliased && overtakes(p);
+    p->nlist = 0;
+    for (int i = 0; i < p->ninst; i++) {
+        int c = p->inst[i].code;
+        p->direct[i] = -1;
+        if (c != WKI_L_CONST && c != WKI_L_ARG && !(defer && c == WKI_L_STORE))
+            p->list[p->nlist++] = (int16_t)i;
+    }
+    for (int i = 0; defer && i < p->ninst; i++)
+        if (p->inst[i].code == WKI_L_STORE) {
+            p->list[p->nlist++] = (int16_t)i;
+            g->last[wanted(p, i, p->inst[i].b)] = (int16_t)p->ninst;
+        }
+    for (int i = 0; i < p->ninst; i++)
+        if (p->inst[i].code == WKI_L_STORE) {
+            int safe = aliased ? last_read(p, g, p->r->opnd[p->inst[i].a].data, i) : -1;
+            if (direct_ok(p, i, safe))
+                p->direct[p->inst[i].b] = (int8_t)p->inst[i].a;
+        }
+}
+
+/* ---- addressing ---------------------------------------------------------------------------------------------------- */
+
+static void use_view(wki_loop_plan *p, uint64_t *seen, int v) {
+    const wki_loop_run *r = p->r;
+    if (*seen >> v & 1)
+        return;
+    *seen |= (uint64_t)1 << v;
+    p->view[p->nview++] = (int8_t)v;
+    if (v < WKI_VIEW_INDEX) {
+        p->stride[v] = r->opnd[v].stride;
+        return;
+    }
+    int64_t *stride = v == WKI_VIEW_RNG ? p->logical : p->unit[v - WKI_VIEW_INDEX], step = 1;
+    p->stride[v] = stride;
+    if (v != WKI_VIEW_RNG) {
+        for (int d = 0; d < r->ndim; d++)
+            stride[d] = d == v - WKI_VIEW_INDEX;
+        return;
+    }
+    for (int at = r->ndim - 1; at >= 0; at--)
+        for (int d = 0; d < r->ndim; d++)
+            if (r->logical[d] == at) {
+                stride[d] = step;
+                step *= r->size[d];
+            }
+}
+
+/* Finds the views in use. Returns whether a store may write where a load reads. */
+static bool find_views(wki_loop_plan *p) {
+    const wki_loop_run *r = p->r;
+    uint64_t seen = 0;
+    bool aliased = false;
+    p->nview = 0;
+    for (int i = 0; i < p->ninst; i++) {
+        int c = p->inst[i].code;
+        if (c == WKI_L_LOAD || c == WKI_L_STORE || c == WKI_L_INDEX || c == WKI_L_RNG)
+            use_view(p, &seen, wki_loop_view(r, &p->inst[i]));
+    }
+    for (int k = 0; k < p->nview; k++) {
+        int v = p->view[k];
+        int64_t end = 1;
+        for (int d = 0; d < r->ndim; d++)
+            end += (r->size[d] - 1) * p->stride[v][d];
+        p->end[v] = end;
+        p->careful[v] = p->copied[v] = false;
+    }
+    for (int j = r->prog->nload; j < r->prog->nload + r->prog->nstore; j++) {
+        const char *w = r->opnd[j].data;
+        for (int i = 0; i < r->prog->nload; i++) {
+            const char *d = r->opnd[i].data;
+            if ((seen >> i & seen >> j & 1) && d < w + p->end[j] * dtype_bytes[r->opnd[j].dtype] &&
+                w < d + p->end[i] * dtype_bytes[r->opnd[i].dtype])
+                aliased = p->careful[i] = true;
+        }
+    }
+    return aliased;
+}
+
+static void span_add(wki_span *s, const int64_t *size, const int64_t *stride, int first, int last) {
+    int n = s->nd;
+    for (int d = first; d < last; d++) {
+        if (size[d] == 1)
+            continue;
+        if (n && s->stride[n - 1] == size[d] * stride[d]) {
+            s->size[n - 1] *= size[d];
+            s->stride[n - 1] = stride[d];
+        } else {
+            s->size[n] = size[d];
+            s->stride[n++] = stride[d];
+        }
+    }
+    s->nd = n;
+}
+
+static void span_end(wki_span *s) {
+    if (!s->nd) {
+        s->nd = 1;
+        s->size[0] = 1;
+        s->stride[0] = 0;
+    }
+}
+
+static void span_over(wki_span *s, const int64_t *size, const int64_t *stride, int first, int last) {
+    s->nd = 0;
+    span_add(s, size, stride, first, last);
+    span_end(s);
+}
+
+/* KEEP dimensions from `first` on are a block's rows (COLS). */
+static void address(wki_loop_plan *p, int first) {
+    const wki_loop_run *r = p->r;
+    int keep = r->ndim - r->nred, nd = r->ndim;
+    for (int k = 0; k < p->nview; k++) {
+        int v = p->view[k];
+        const int64_t *st = p->stride[v];
+        switch (p->layout) {
+        case WKI_ROWS: span_over(&p->row[v], r->size, st, 0, keep); /* fall through */
+        case WKI_FLAT: span_over(&p->elem[v], r->size, st, 0, nd); break;
+        case WKI_WIDE:
+            span_over(&p->outer[v], r->size, st, 0, keep);
+            span_over(&p->elem[v], r->size, st, keep, nd);
+            span_over(&p->row[v], r->size, st, 0, 0);
+            break;
+        case WKI_COLS:
+            span_over(&p->outer[v], r->size, st, 0, first);
+            span_over(&p->row[v], r->size, st, first, keep);
+            p->elem[v].nd = 0;
+            span_add(&p->elem[v], r->size, st, keep, nd);
+            if (!p->block)
+                span_add(&p->elem[v], r->size, st, first, keep);
+            span_end(&p->elem[v]);
+            break;
+        }
+    }
+}
+
+/* ---- layouts ------------------------------------------------------------------------------------------------------- */
+
+static void lay_flat(wki_loop_plan *p, const registers *g) {
+    int64_t t = p->nelem < WKI_LOOP_CHUNK ? up16(p->nelem) : WKI_LOOP_CHUNK;
+    while (t > 128 && g->nelem * t * 4 > CACHE_BYTES)
+        t = up16(t / 2);
+    while (!fits(p, g, t, 0))
+        t = up16(t / 2);
+    address(p, 0);
+    p->run = p->nelem;
+    for (int k = 0; k < p->nview; k++) {
+        const wki_span *s = &p->elem[p->view[k]];
+        if (s->nd > 1 && s->size[s->nd - 1] >= MIN_RUN && s->size[s->nd - 1] < p->run)
+            p->run = s->size[s->nd - 1];
+        if (s->nd > 1 && s->size[s->nd - 1] < MIN_RUN) {
+            p->run = p->nelem;
+            break;
+        }
+    }
+    p->tile = up16(ceil_div(p->run, ceil_div(p->run, t)));
+    p->pieces = ceil_div(p->run, p->tile);
+    p->units = p->nelem / p->run * p->pieces;
+    place_registers(p, g, p->tile, 0);
+}
+
+/* Whole rows whose elements fill whole vectors, if such a tile is not too large. */
+static bool lay_rows(wki_loop_plan *p, const registers *g) {
+    p->layout = WKI_ROWS;
+    int64_t limit = WKI_LOOP_CHUNK, even = 16 / (p->ncol & -p->ncol);
+    while (limit > 256 && g->nelem * limit * 4 > CACHE_BYTES)
+        limit /= 2;
+    int64_t rows = limit / p->ncol;
+    if (rows >= even)
+        rows -= even > 1 ? rows % even : 0;
+    else if (even * p->ncol <= 2 * limit)
+        rows = even;
+    rows = rows > p->nrow ? p->nrow : rows < 1 ? 1 : rows;
+    while (!fits(p, g, rows * p->ncol, rows)) {
+        if (rows == 1)
+            return false;
+        rows /= 2;
+    }
+    p->tile = rows;
+    p->tight = p->ncol % 16 != 0;
+    p->units = ceil_div(p->nrow, rows);
+    address(p, 0);
+    place_registers(p, g, rows * p->ncol, rows);
+    return true;
+}
+
+static void lay_wide(wki_loop_plan *p, const registers *g) {
+    p->layout = WKI_WIDE;
+    p->units = p->nrow;
+    p->tile = p->ncol;
+    p->split = !g->nreduce || p->ncol == 0 || p->ncol > WHOLE_ROW;
+    if (!p->split && !fits(p, g, p->tile, 1))
+        p->split = true;
+    if (p->split) {
+        p->tile = WKI_LOOP_CHUNK;
+        while (p->tile > 64 && (!fits(p, g, p->tile, 1) || g->nelem * p->tile * 4 > CACHE_BYTES))
+            p->tile /= 2;
+        fits(p, g, p->tile, 1);
+    }
+    address(p, 0);
+    place_registers(p, g, p->tile, 1);
+}
+
+static bool mergeable(const wki_loop_plan *p, int d) {
+    for (int k = 0; k < p->nview; k++) {
+        const int64_t *st = p->stride[p->view[k]];
+        if (st[d - 1] != p->r->size[d] * st[d] && p->r->size[d - 1] != 1)
+            return false;
+    }
+    return true;
+}
+
+static void lay_cols(wki_loop_plan *p, const registers *g) {
+    int keep = p->r->ndim - p->r->nred, first = keep;
+    p->layout = WKI_COLS;
+    p->inner = 1;
+    while (first > 0 && (first == keep || p->inner < 16 || mergeable(p, first)))
+        p->inner *= p->r->size[--first];
+    p->split = true;
+    p->block = p->inner > WKI_LOOP_COLS_WHOLE || !fits(p, g, p->inner, p->inner);
+    p->tile = 1;
+    p->bsize = p->inner;
+    if (p->block) {
+        p->bsize = WKI_LOOP_CHUNK;
+        while (p->bsize > 64 && g->nelem * p->bsize * 4 > CACHE_BYTES)
+            p->bsize /= 2;
+        while (!fits(p, g, p->bsize, p->bsize))
+            p->bsize /= 2;
+    } else if (g->nreduce && p->ncol && p->ncol * p->inner <= 2 * WKI_LOOP_CHUNK &&
+               fits(p, g, p->ncol * p->inner, p->inner)) {
+        p->split = false;
+        p->tile = p->ncol;
+    } else {
+        p->tile = WKI_LOOP_RUN;
+        while (p->tile > 1 && (p->tile * p->inner > WKI_LOOP_CHUNK || !fits(p, g, p->tile * p->inner, p->inner)))
+            p->tile /= 2;
+    }
+    int64_t elems = p->tile * p->bsize;
+    fits(p, g, elems, p->bsize);
+    p->tight = !p->block && p->inner % 16 != 0;
+    p->blocks = ceil_div(p->inner, p->bsize);
+    p->units = p->nrow / p->inner * p->blocks;
+    address(p, first);
+    place_registers(p, g, elems, p->bsize);
+}
+
+/* Stages: an ELEM value of stage s can be computed in pass s, after s passes of reductions. */
+static void find_stages(wki_loop_plan *p) {
+    p->nstage = 0;
+    for (int i = 0; i < p->ninst; i++) {
+        int16_t v[3];
+        int s = 0;
+        for (int k = operands_of(&p->inst[i], v) - 1; k >= 0; k--)
+            s = s > p->stage[v[k]] ? s : p->stage[v[k]];
+        s += p->inst[i].code == WKI_L_REDUCE;
+        p->stage[i] = (uint8_t)s;
+        p->nstage = s > p->nstage ? s : p->nstage;
+    }
+}
+
+/* False when there is nothing to do. */
+static bool make_plan(wki_loop_plan *p, const wki_loop_run *r) {
+    registers g;
+    int keep = r->ndim - r->nred;
+    p->r = r;
+    p->inst = r->prog->inst;
+    p->ninst = r->prog->ninst;
+    p->pool = NULL;
+    p->split = p->block = p->tight = false;
+    p->nrow = p->ncol = 1;
+    for (int d = 0; d < keep; d++)
+        p->nrow *= r->size[d];
+    for (int d = keep; d < r->ndim; d++)
+        p->ncol *= r->size[d];
+    p->nelem = p->nrow * p->ncol;
+    if (!p->nrow)
+        return false;
+    p->layout = r->nred ? WKI_ROWS : WKI_FLAT;
+    bool aliased = find_views(p);
+    find_last_uses(p, &g);
+    order_stores(p, &g, aliased);
+    assign_registers(p, &g);
+    if (p->layout == WKI_FLAT)
+        lay_flat(p, &g);
+    else if (r->col)
+        lay_cols(p, &g);
+    else if (!p->ncol || p->ncol > SHORT_ROW || !lay_rows(p, &g))
+        lay_wide(p, &g);
+    if (p->split)
+        find_stages(p);
+    return true;
+}
+
+/* ---- running ------------------------------------------------------------------------------------------------------- */
+
+static wki_loop_units *units_of(wki_isa isa) {
+#if defined(__x86_64__)
+    if (isa == WKI_ISA_AVX512)
+        return wki_loop_units_avx512;
+    if (isa == WKI_ISA_AVX2)
+        return wki_loop_units_avx2;
+#endif
+    (void)isa;
+    return wki_loop_units_baseline;
+}
+
+typedef struct {
+    const wki_loop_plan *plan;
+    wki_loop_units *run;
+} job;
+
+static void run_part(void *arg, int64_t begin, int64_t end, int worker) {
+    const job *j = arg;
+    (void)worker;
+    j->run(j->plan, begin, end);
+}
+
+bool wki_loop_cpu(const wki_loop_run *r, wki_isa isa, wki_pool *pool) {
+    wki_loop_plan p;
+    if (!make_plan(&p, r))
+        return true;
+    wki_loop_units *run = units_of(isa);
+    int64_t work = p.nelem * p.ninst;
+    if (!pool || work < 2 * THREAD_WORK) {
+        run(&p, 0, p.units);
+        return true;
+    }
+    if (p.layout == WKI_WIDE && p.split && p.ncol >= INNER_COLUMNS && p.units < 2 * wki_pool_size(pool)) {
+        p.pool = pool;
+        run(&p, 0, p.units);
+        return true;
+    }
+    job j = {&p, run};
+    wki_pool_for(pool, p.units, run_part, &j, ceil_div(THREAD_WORK * p.units, work));
+    return true;
+}

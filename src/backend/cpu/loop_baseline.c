@@ -1,0 +1,3 @@
+/* The loop executor for what the ABI guarantees. */
+#define TIER(name) name##_baseline
+#include "backend/cpu/loop_exec.inc"

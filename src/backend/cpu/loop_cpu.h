@@ -1,0 +1,97 @@
+/* Between loop.c, which plans one execution of a loop program, and the executors compiled from loop_exec.inc, which run
+ * it: the plan. Private to backend/cpu.
+ *
+ * An executor works tile by tile. Registers hold one tile's values: ELEM registers up to `tile` elements, ROW registers
+ * one value per row of the tile. Four layouts of tiles over the domain:
+ *
+ *   FLAT   nred == 0: a range of the row-major order of all dimensions
+ *   ROWS   short rows: some whole rows, packed
+ *   WIDE   long rows: one row, whole or (split) part of it
+ *   COLS   column reductions: some RED steps by a block of rows, rows innermost
+ *
+ * A split plan does not hold a whole row at once: each stage of reductions is a pass over the row that recomputes the
+ * ELEM values it needs, and a last pass stores. */
+#ifndef WKI_LOOP_CPU_H
+#define WKI_LOOP_CPU_H
+
+#include "base/pool.h"
+#include "ops/loop.h"
+
+enum {
+    WKI_LOOP_CHUNK = 1024,      /* canonical tree: columns of a part of a row reduction */
+    WKI_LOOP_RUN = 128,         /* canonical tree: columns of a part of a column reduction */
+    WKI_LOOP_SCRATCH = 1 << 17, /* bytes of registers a worker has on its stack */
+    WKI_LOOP_SMALL = 1 << 14,   /* the same where that is enough */
+    WKI_LOOP_PAD = 16,          /* floats after an ELEM or ROW register that may be read and overwritten */
+    WKI_LOOP_COLS_WHOLE = 256,  /* COLS: up to so many rows make one block, and tiles of several RED steps */
+};
+
+/* What is addressed by strides: the operands, and what INDEX and RNG read, whose "data" is the offset itself. */
+enum {
+    WKI_VIEW_INDEX = WKI_LOOP_MAX_OPERANDS, /* + domain dimension; + ndim: no such dimension, always 0 */
+    WKI_VIEW_RNG = WKI_VIEW_INDEX + WKI_LOOP_MAX_DIMS + 1,
+    WKI_VIEWS,
+};
+
+/* A linear range of some dimensions as one view sees it, its dimensions merged where strides allow; nd >= 1. */
+typedef struct wki_span {
+    int nd;
+    int64_t size[WKI_LOOP_MAX_DIMS], stride[WKI_LOOP_MAX_DIMS];
+} wki_span;
+
+typedef enum wki_layout { WKI_FLAT, WKI_ROWS, WKI_WIDE, WKI_COLS } wki_layout;
+
+typedef struct wki_loop_plan {
+    const wki_loop_run *r;
+    const wki_inst *inst;
+    wki_pool *pool; /* for work inside a unit; NULL where units run in parallel */
+    wki_layout layout;
+    bool split;
+    bool block;     /* COLS: a tile is one RED step of a block of rows, addressed over `row` */
+    bool tight;     /* reductions read whole vectors at row ends: loads want WKI_LOOP_PAD readable floats behind a tile */
+    int ninst, nstage;
+    int64_t nrow, ncol, nelem; /* rows; columns; elements of the range over which `elem` runs */
+    int64_t units;             /* of independent work: tiles (FLAT, ROWS), rows (WIDE), row blocks (COLS) */
+    int64_t tile;              /* elements (FLAT, WIDE), rows (ROWS), RED steps (COLS) */
+    int64_t run, pieces;       /* FLAT: tiles do not cross multiples of `run`; pieces of `tile` each */
+    int64_t inner, blocks, bsize; /* COLS: size of the `row` range; blocks in it, of bsize rows */
+
+    int nlist;
+    int16_t list[WKI_LOOP_MAX_INST]; /* execution order when not split */
+    int32_t reg[2 * WKI_LOOP_MAX_INST]; /* byte offset of value i's register; from MAX_INST on: ROW values widened to ELEM */
+    int32_t acc, bytes;                 /* where reductions in progress live; bytes of all registers */
+    int8_t direct[WKI_LOOP_MAX_INST];   /* operand that value i may be computed into, or -1 */
+    uint8_t stage[WKI_LOOP_MAX_INST];   /* pass after which a value can be had */
+
+    int nview;
+    int8_t view[WKI_VIEWS];       /* those in use */
+    bool careful[WKI_VIEWS];      /* read no float beyond the range, not even unused: another worker may write there */
+    bool copied[WKI_VIEWS];       /* loads copy: a store comes before the last use */
+    int64_t end[WKI_VIEWS];       /* elements from `data` to the end of the operand */
+    const int64_t *stride[WKI_VIEWS];
+    wki_span outer[WKI_VIEWS];    /* over units (WIDE: rows; COLS: what is outside `row`) */
+    wki_span elem[WKI_VIEWS];     /* FLAT, ROWS: all; WIDE: RED; COLS: RED and `row`, or RED where `block` */
+    wki_span row[WKI_VIEWS];      /* ROWS: KEEP; WIDE: nothing; COLS: innermost KEEP dimensions */
+    int64_t logical[WKI_LOOP_MAX_DIMS];                      /* strides of WKI_VIEW_RNG */
+    int64_t unit[WKI_LOOP_MAX_DIMS + 1][WKI_LOOP_MAX_DIMS]; /* of WKI_VIEW_INDEX */
+} wki_loop_plan;
+
+/* Is value or instruction i one per row? */
+static inline bool wki_loop_is_row(const wki_loop_plan *p, int i) {
+    return p->layout != WKI_FLAT && p->inst[i].level == WKI_ROWV;
+}
+
+static inline int wki_loop_view(const wki_loop_run *r, const wki_inst *in) {
+    if (in->code != WKI_L_INDEX)
+        return in->code == WKI_L_RNG ? WKI_VIEW_RNG : in->a;
+    int d = 0;
+    while (d < r->ndim && r->logical[d] != r->ndim - 1 - in->a)
+        d++;
+    return WKI_VIEW_INDEX + d;
+}
+
+/* Runs units first .. last - 1. One per tier. */
+typedef void wki_loop_units(const wki_loop_plan *p, int64_t first, int64_t last);
+wki_loop_units wki_loop_units_baseline, wki_loop_units_avx2, wki_loop_units_avx512;
+
+#endif
