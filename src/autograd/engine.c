@@ -303,8 +303,9 @@ static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor
     c->grad_mode = mode;
     for (int i = 0; i < e->ninputs; i++) {
         wki_tensor *r = e->result[i];
+        bool leaf = r && e->create_graph && (r->flags & WKI_F_REQ) && !r->fn; /* the caller's own tensor: no second leaf */
         if (r && ok) /* a fresh handle in the caller's scope */
-            out[i] = e->create_graph ? wki_alias(c, r) : wki_detached(c, r);
+            out[i] = leaf ? r : e->create_graph ? wki_alias(c, r) : wki_detached(c, r);
         else
             out[i] = ok ? NULL : c->poison;
         if (r)

@@ -200,10 +200,12 @@ bool wki_undo_grad(wk_ctx *c, wki_tensor *leaf) {
     wki_undo *u = undo_slot(c);
     if (!u)
         return false;
-    *u = (wki_undo){.kind = WKI_UNDO_GRAD, .t = leaf, .old = leaf->grad};
+    /* A gradient that this recording itself made is gone when the recording is: an earlier entry restores what was before. */
+    wki_tensor *old = leaf->grad && !leaf->grad->st->pending ? leaf->grad : NULL;
+    *u = (wki_undo){.kind = WKI_UNDO_GRAD, .t = leaf, .old = old};
     wki_tensor_ref(leaf);
-    if (leaf->grad)
-        wki_tensor_ref(leaf->grad);
+    if (old)
+        wki_tensor_ref(old);
     return true;
 }
 
