@@ -5,12 +5,9 @@
 
 uint32_t wki_op_redmask(const wki_op *op, const int64_t *ia, int ndim) {
     switch ((wki_red)op->red) {
-    case WKI_RED_NONE:
-        return 0;
-    case WKI_RED_LAST:
-        return ndim ? 1u << (ndim - 1) : 0;
-    case WKI_RED_DIM:
-        return ndim ? 1u << ia[0] : 0;
+    case WKI_RED_NONE: return 0;
+    case WKI_RED_LAST: return ndim ? 1u << (ndim - 1) : 0;
+    case WKI_RED_DIM: return ndim ? 1u << ia[0] : 0;
     case WKI_RED_DIMS: {
         uint32_t m = 0;
         for (int64_t i = 0; i < ia[0]; i++)
@@ -32,8 +29,8 @@ int wki_store_role(const wki_op *op, int j) {
     return -1;
 }
 
-bool wki_map_operand(int ndim, const int64_t *size, const int64_t *stride, int nd, const int64_t *dom,
-                     uint32_t red, bool row_class, int64_t *out) {
+bool wki_map_operand(int ndim, const int64_t *size, const int64_t *stride, int nd, const int64_t *dom, uint32_t red,
+                     bool row_class, int64_t *out) {
     if (row_class && ndim != nd) {
         int nred = __builtin_popcount(red);
         if (ndim != nd - nred)
@@ -74,8 +71,7 @@ void wki_order_domain(wki_loop_run *r, int nd, const int64_t *dom, uint32_t red)
         }
 }
 
-static bool bind_operand(wki_loop_run *r, int at, const wki_view *v, const int64_t *dom, uint32_t red,
-                         bool row_class) {
+static bool bind_operand(wki_loop_run *r, int at, const wki_view *v, const int64_t *dom, uint32_t red, bool row_class) {
     int64_t s[WKI_LOOP_MAX_DIMS];
     if (!wki_map_operand(v->ndim, v->size, v->stride, r->ndim, dom, red, row_class, s))
         return false;
@@ -87,8 +83,8 @@ static bool bind_operand(wki_loop_run *r, int at, const wki_view *v, const int64
     return true;
 }
 
-bool wki_bind(const wki_op *op, const wki_loop *loop, const wki_view *in, int nin, const wki_view *out,
-              int nout, const int64_t *ia, int which, wki_loop_run *r) {
+bool wki_bind(const wki_op *op, const wki_loop *loop, const wki_view *in, int nin, const wki_view *out, int nout,
+              const int64_t *ia, int which, wki_loop_run *r) {
     int n = wki_op_tensors(op, nin, loop);
     bool row_class = op->klass == WKI_ROW;
     const wki_view *dom = row_class || !nout ? &in[which] : &out[0];
