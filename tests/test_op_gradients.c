@@ -227,12 +227,13 @@ static T *make(wk_ctx *c, fill how, int ndim, const int64_t *size) {
     int64_t n = 1;
     for (int i = 0; i < ndim; i++)
         n *= size[i];
+    const int64_t middle = n / 2;
     float *v = malloc((size_t)n * sizeof *v);
     if (!v)
         abort();
     wkt_fill_uniform(v, (size_t)n, how == POSITIVE ? 0.5 : -2, 2);
     for (int64_t i = 0; how == SPACED && i < n; i++)
-        v[i] = 0.1f * (float)(i - n / 2) + (n % 2 ? 0.08f : 0.03f); /* odd and even tensors never tie */
+        v[i] = 0.1f * (float)(i - middle) + (n % 2 ? 0.08f : 0.03f); /* odd and even tensors never tie */
     for (int64_t i = n - 1; how == SPACED && i > 0; i--) {
         int64_t j = (int64_t)wkt_below((uint64_t)i + 1);
         float t = v[i];

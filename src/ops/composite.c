@@ -162,6 +162,10 @@ wki_tensor *wki_layer_norm(wk_ctx *c, wki_tensor *x, wki_tensor *weight, wki_ten
     const wki_tensor *affine[2] = {weight, bias};
     char s[128];
     in_op(c, WKI_OP_layer_norm);
+    if (usable(x) && x->ndim == 0) {
+        wki_fail(c, WK_SHAPE, "`x` has no dimension to normalise over");
+        return wki_poison(c);
+    }
     for (int i = 0; i < 2; i++) {
         const wki_tensor *t = affine[i];
         if (t && usable(t) && usable(x) && (t->ndim != 1 || t->size[0] != wki_size_at(x, -1))) {
@@ -180,6 +184,8 @@ wki_tensor *wki_layer_norm(wk_ctx *c, wki_tensor *x, wki_tensor *weight, wki_ten
 }
 
 wki_tensor *wki_cross_entropy(wk_ctx *c, wki_tensor *logits, wki_tensor *target) {
+    if (usable(logits) && usable(target) && !wki_need_logits(in_op(c, WKI_OP_cross_entropy), logits, target))
+        return wki_poison(c);
     wk_scope_begin(c);
     wki_tensor *loss = wki_nll_rows(c, logits, target, NULL);
     return leave(c, wki_mean(c, loss, NULL, 0, false));
@@ -219,12 +225,10 @@ static wki_tensor *with_batch(wk_ctx *c, wki_tensor *t, int n, const int64_t *ba
     return wki_expand(c, t, n + 2, size);
 }
 
-/* Both operands have at least two dimensions here. A matrix on the right makes one product of all rows on the left. */
+/* Both operands have at least two dimensions and fit. A matrix on the right makes one product of all rows on the left. */
 static wki_tensor *matmul_nd(wk_ctx *c, wki_tensor *a, wki_tensor *b) {
     int64_t batch[WK_MAX_DIMS], rows = 1;
     int n = (a->ndim > b->ndim ? a->ndim : b->ndim) - 2;
-    if (a->size[a->ndim - 1] != b->size[b->ndim - 2])
-        return matmul_shapes(c, a, b, "the inner sizes differ");
     if (b->ndim == 2 && a->ndim > 2 && a->flags & WKI_F_PLAIN) {
         int64_t size[WK_MAX_DIMS];
         memcpy(size, a->size, sizeof size);
@@ -257,13 +261,16 @@ static wki_tensor *without(wk_ctx *c, wki_tensor *t, int drop) {
 wki_tensor *wki_matmul(wk_ctx *c, wki_tensor *a, wki_tensor *b) {
     if (!usable(a) || !usable(b))
         return wki_poison(c);
-    if (a->ndim == 2 && b->ndim == 2)
-        return wki_bmm(c, a, b);
+    in_op(c, WKI_OP_matmul);
+    if (!wki_need_f32(c, a, "a") || !wki_need_f32(c, b, "b"))
+        return wki_poison(c);
     if (a->ndim == 0 || b->ndim == 0)
         return matmul_shapes(c, a, b, "each needs at least one dimension");
     bool row = a->ndim == 1, col = b->ndim == 1;
     if (a->size[a->ndim - 1] != b->size[col ? 0 : b->ndim - 2])
         return matmul_shapes(c, a, b, "the inner sizes differ");
+    if (a->ndim == 2 && b->ndim == 2)
+        return wki_bmm(c, a, b);
     wk_scope_begin(c);
     if (row)
         a = wki_reshape(c, a, 2, (const int64_t[]){1, a->size[0]});

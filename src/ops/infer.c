@@ -25,7 +25,8 @@ int wki_put_perm(int64_t *ia, const wki_tensor *x, int n, const int64_t *v) {
 }
 
 int wki_put_dims(int64_t *ia, const wki_tensor *x, int n, const int64_t *v) {
-    if (n == 0) {
+    bool whole_scalar = x->ndim == 0 && n == 1 && v && (v[0] == 0 || v[0] == -1);
+    if (n == 0 || whole_scalar) {
         ia[0] = x->ndim;
         for (int i = 0; i < x->ndim; i++)
             ia[1 + i] = i;

@@ -20,6 +20,7 @@ static inline bool wki_need_f32(wk_ctx *c, const wki_tensor *t, const char *name
     return wki_need_dtype(c, t, name, WK_F32);
 }
 bool wki_need_ndim(wk_ctx *c, const wki_tensor *t, const char *name, int ndim);
+bool wki_need_logits(wk_ctx *c, const wki_tensor *logits, const wki_tensor *target); /* (N, C) and i64 (N) */
 bool wki_dim_ok(wk_ctx *c, const wki_tensor *x, int64_t dim);
 /* Product of sizes; an error when one is negative or the bytes overflow. */
 bool wki_size_ok(wk_ctx *c, int ndim, const int64_t *size);

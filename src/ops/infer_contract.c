@@ -101,7 +101,7 @@ bool wki_infer_conv2d(wk_ctx *c, const wki_call *k) {
         return two_shapes(c, x, w, "`x` and `w` have different numbers of channels");
     if (!need_bias(c, k->in[2], w->size[0]))
         return false;
-    int64_t oh, ow;
+    int64_t oh = 0, ow = 0;
     if (!windows(c, x->size[2], w->size[2], k->ia[0], k->ia[2], &oh) ||
         !windows(c, x->size[3], w->size[3], k->ia[1], k->ia[3], &ow))
         return false;
@@ -114,7 +114,7 @@ bool wki_infer_conv2d_dx(wk_ctx *c, const wki_call *k) {
     const wki_tensor *dy = k->in[0], *w = k->in[1];
     if (!need_4d(c, k))
         return false;
-    int64_t oh, ow;
+    int64_t oh = 0, ow = 0;
     if (!windows(c, k->ia[0], w->size[2], k->ia[2], k->ia[4], &oh) ||
         !windows(c, k->ia[1], w->size[3], k->ia[3], k->ia[5], &ow))
         return false;
@@ -129,7 +129,7 @@ bool wki_infer_conv2d_dw(wk_ctx *c, const wki_call *k) {
     const wki_tensor *dy = k->in[0], *x = k->in[1];
     if (!need_4d(c, k))
         return false;
-    int64_t oh, ow;
+    int64_t oh = 0, ow = 0;
     if (!windows(c, x->size[2], k->ia[0], k->ia[2], k->ia[4], &oh) ||
         !windows(c, x->size[3], k->ia[1], k->ia[3], k->ia[5], &ow))
         return false;
@@ -147,7 +147,7 @@ bool wki_infer_max_pool2d(wk_ctx *c, const wki_call *k) {
     const int64_t *ia = k->ia;
     if (!wki_need_f32(c, x, "x") || !wki_need_ndim(c, x, "x", 4))
         return false;
-    int64_t oh, ow;
+    int64_t oh = 0, ow = 0;
     if (!windows(c, x->size[2], ia[0], ia[2], ia[4], &oh) ||
         !windows(c, x->size[3], ia[1], ia[3], ia[5], &ow))
         return false;

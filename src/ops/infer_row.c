@@ -104,7 +104,7 @@ bool wki_infer_norm_grad(wk_ctx *c, const wki_call *k) {
     return true;
 }
 
-static bool need_logits(wk_ctx *c, const wki_tensor *logits, const wki_tensor *target) {
+bool wki_need_logits(wk_ctx *c, const wki_tensor *logits, const wki_tensor *target) {
     char s[128];
     if (!wki_need_f32(c, logits, "logits") || !wki_need_dtype(c, target, "target", WK_I64))
         return false;
@@ -117,7 +117,7 @@ static bool need_logits(wk_ctx *c, const wki_tensor *logits, const wki_tensor *t
 }
 
 bool wki_infer_nll(wk_ctx *c, const wki_call *k) {
-    if (!need_logits(c, k->in[0], k->in[1]))
+    if (!wki_need_logits(c, k->in[0], k->in[1]))
         return false;
     row_shape(k->out[0], k->in[0]);
     row_shape(k->out[1], k->in[0]);
@@ -126,7 +126,7 @@ bool wki_infer_nll(wk_ctx *c, const wki_call *k) {
 
 bool wki_infer_nll_grad(wk_ctx *c, const wki_call *k) {
     const wki_tensor *logits = k->in[0];
-    if (!need_logits(c, logits, k->in[2]) || !wki_need_f32(c, k->in[1], "lse") ||
+    if (!wki_need_logits(c, logits, k->in[2]) || !wki_need_f32(c, k->in[1], "lse") ||
         !wki_need_f32(c, k->in[3], "dy") || !need_row(c, logits, k->in[1], "lse") ||
         !need_row(c, logits, k->in[3], "dy"))
         return false;

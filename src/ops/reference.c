@@ -93,8 +93,8 @@ static wki_tensor *pixels(wk_ctx *c, wki_tensor *t) {
                        (const int64_t[]){-1, t->size[1]});
 }
 
-static wki_tensor *planes(wk_ctx *c, wki_tensor *t, int64_t n, int64_t h, int64_t w) {
-    wki_tensor *r = wki_reshape(c, t, 4, (const int64_t[]){n, h, w, t->size[1]});
+static wki_tensor *planes(wk_ctx *c, wki_tensor *t, int64_t n, int64_t channels, int64_t h, int64_t w) {
+    wki_tensor *r = wki_reshape(c, t, 4, (const int64_t[]){n, h, w, channels});
     return wki_permute(c, r, (const int64_t[]){0, 3, 1, 2}, 4);
 }
 
@@ -121,7 +121,7 @@ wki_tensor *wki_ref_conv2d(wk_ctx *c, wki_tensor *x, wki_tensor *w, wki_tensor *
         }
     if (b)
         y = wki_add(c, y, b);
-    return planes(c, y, x->size[0], s.oh, s.ow);
+    return planes(c, y, x->size[0], w->size[0], s.oh, s.ow);
 }
 
 wki_tensor *wki_ref_conv2d_dx(wk_ctx *c, wki_tensor *dy, wki_tensor *w, int64_t H, int64_t W,
@@ -130,7 +130,7 @@ wki_tensor *wki_ref_conv2d_dx(wk_ctx *c, wki_tensor *dy, wki_tensor *w, int64_t 
     int64_t n = dy->size[0], oh = dy->size[2], ow = dy->size[3];
     for (int64_t i = 0; i < w->size[2]; i++)
         for (int64_t j = 0; j < w->size[3]; j++) {
-            wki_tensor *t = planes(c, wki_matmul(c, g, tap(c, w, i, j)), n, oh, ow);
+            wki_tensor *t = planes(c, wki_matmul(c, g, tap(c, w, i, j)), n, w->size[1], oh, ow);
             int64_t size[4] = {n, w->size[1], H + 2 * pad_h, ow};
             t = wki_pad_slice(c, t, 4, size, 2, i, stride_h);
             size[3] = W + 2 * pad_w;

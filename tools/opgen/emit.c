@@ -110,7 +110,7 @@ static bool named_before(int n, const char *function) {
     for (int i = 0; i < n; i++) {
         const char *const names[] = {ops[i].infer, ops[i].vjp_fn, ops[i].canon};
         for (int k = 0; k < 3; k++)
-            if (names[k] && !strcmp(names[k], function))
+            if (names[k] && is(names[k], function))
                 return true;
     }
     return false;
@@ -209,7 +209,7 @@ static void emit_row(FILE *f, const op *o) {
         fprintf(f, " | WKI_OP_%s", o->flag[i]);
     if (in_place(o))
         fputs(" | WKI_OP_INPLACE", f);
-    if (!strcmp(o->klass, "RNG"))
+    if (is(o->klass, "RNG"))
         fputs(" | WKI_OP_RNG", f);
     if (o->composite)
         fputs(" | WKI_OP_COMPOSITE", f);

@@ -81,7 +81,7 @@ static expr *primary(parser *s) {
         const char *name = format("%.*s", (int)(s->p - b), b);
         if (!accept(s, "(")) {
             expr *e = node(E_NAME, name);
-            if (!strcmp(name, "inf")) {
+            if (is(name, "inf")) {
                 e->kind = E_NUM;
                 e->num = INFINITY;
             }

@@ -39,9 +39,9 @@ static int compile(compiler *s, const expr *e, char want);
 static int add_inst(compiler *s, inst i) {
     for (int k = 0; k < s->n; k++) { /* an equal pure instruction is reused */
         const inst *j = &s->in[k];
-        if (!strcmp(j->code, i.code) && !strcmp(j->sub, i.sub) && j->type == i.type && j->row == i.row &&
-            j->a == i.a && j->b == i.b && j->c == i.c && j->imm == i.imm && strcmp(i.code, "STORE") &&
-            strcmp(i.code, "RNG") && strcmp(i.code, "CHECK"))
+        if (is(j->code, i.code) && is(j->sub, i.sub) && j->type == i.type && j->row == i.row && j->a == i.a &&
+            j->b == i.b && j->c == i.c && j->imm == i.imm && !is(i.code, "STORE") && !is(i.code, "RNG") &&
+            !is(i.code, "CHECK"))
             return k;
     }
     if (s->n == MAX_INST)
@@ -65,7 +65,7 @@ static int constant(compiler *s, double v, char type) {
 
 static const struct prim *find_prim(const char *name) {
     for (size_t i = 0; i < sizeof prims / sizeof *prims; i++)
-        if (!strcmp(prims[i].name, name))
+        if (is(prims[i].name, name))
             return &prims[i];
     return NULL;
 }
@@ -88,7 +88,7 @@ static int emit_prim(compiler *s, const char *name, int n, const int *v) {
 static int compile_name(compiler *s, const expr *e) {
     const op *o = s->o;
     for (int i = s->nnames - 1; i >= 0; i--)
-        if (!strcmp(s->name[i], e->name))
+        if (is(s->name[i], e->name))
             return s->value[i];
     int i = attr_find(o, e->name);
     if (i < 0)
@@ -111,7 +111,7 @@ static int compile_call(compiler *s, const expr *e) {
     static const char *const reductions[][2] = {
         {"rsum", "WKI_R_SUM"}, {"rmax", "WKI_R_MAX"}, {"rmin", "WKI_R_MIN"}};
     for (int i = 0; i < 3; i++) {
-        if (strcmp(e->name, reductions[i][0]) != 0)
+        if (!is(e->name, reductions[i][0]))
             continue;
         if (e->narg != 1)
             fail_at(s->line, "'%s' takes one value", e->name);
@@ -122,7 +122,7 @@ static int compile_call(compiler *s, const expr *e) {
             fail_at(s->line, "'%s' of an integer", e->name);
         return add_inst(s, make("REDUCE", reductions[i][1], 'F', true, a, -1, -1));
     }
-    if (!strcmp(e->name, "index"))
+    if (is(e->name, "index"))
         return add_inst(s, make("INDEX", "0", 'I', false, need_number(s, e), -1, -1));
     const struct prim *p = find_prim(e->name);
     if (!p)
@@ -161,13 +161,13 @@ static int compile_binary(compiler *s, const expr *e) {
     if (s->in[v[0]].type != s->in[v[1]].type)
         fail_at(s->line, "'%s' of a float and an integer: convert one with i2f or f2i", e->name);
     for (size_t k = 0; k < sizeof table / sizeof *table; k++) {
-        if (strcmp(table[k].text, e->name) != 0)
+        if (!is(table[k].text, e->name))
             continue;
         bool integer = s->in[v[0]].type == 'I', invert = table[k].invert, swap = table[k].swap;
         const char *prim = integer ? table[k].i : table[k].f;
         if (!prim)
             fail_at(s->line, "'%s' of integers", e->name);
-        if (integer && (!strcmp(e->name, "<=") || !strcmp(e->name, ">="))) { /* a <= b is !(b < a) */
+        if (integer && (is(e->name, "<=") || is(e->name, ">="))) { /* a <= b is !(b < a) */
             swap = !swap;
             invert = true;
         }
@@ -223,7 +223,7 @@ static int store_target(const op *o, const char *name) {
 
 static void compile_statement(compiler *s, text t) {
     s->line = t.line;
-    if (!strncmp(t.s, "check ", 6)) {
+    if (strncmp(t.s, "check ", 6) == 0) {
         int m = compile(s, expr_parse(t.s + 6, t.line), 'I');
         if (s->in[m].type != 'I')
             fail_at(t.line, "check of a float");
@@ -249,7 +249,7 @@ static char input_type(const loop_variant *v) { return v->in_kind == 'I' || v->i
 
 /* Every input is operand and name; sweep drops the loads that the text does not use. */
 static void compile_variant(compiler *s, const op *o, const loop_variant *v) {
-    *s = (compiler){.o = o, .line = o->line, .reduces = !strcmp(o->klass, "ROW")};
+    *s = (compiler){.o = o, .line = o->line, .reduces = is(o->klass, "ROW")};
     for (int i = 0; i < o->nin; i++) {
         const input *in = &o->in[i];
         if (in->optional)
@@ -271,12 +271,12 @@ static void sweep(compiler *s) {
     bool live[MAX_INST] = {0};
     for (int i = s->n - 1; i >= 0; i--) {
         const inst *k = &s->in[i];
-        bool store = !strcmp(k->code, "STORE");
-        if (store || !strcmp(k->code, "CHECK"))
+        bool store = is(k->code, "STORE");
+        if (store || is(k->code, "CHECK"))
             live[i] = true;
         if (!live[i])
             continue;
-        bool value_a = !strcmp(k->code, "PRIM") || !strcmp(k->code, "REDUCE") || !strcmp(k->code, "CHECK");
+        bool value_a = is(k->code, "PRIM") || is(k->code, "REDUCE") || is(k->code, "CHECK");
         if (value_a)
             live[k->a] = true;
         if (k->b >= 0)
@@ -290,7 +290,7 @@ static void sweep(compiler *s) {
             continue;
         inst k = s->in[i];
         to[i] = n;
-        if (!strcmp(k.code, "PRIM") || !strcmp(k.code, "REDUCE") || !strcmp(k.code, "CHECK"))
+        if (is(k.code, "PRIM") || is(k.code, "REDUCE") || is(k.code, "CHECK"))
             k.a = to[k.a];
         if (k.b >= 0)
             k.b = to[k.b];
@@ -304,7 +304,7 @@ static void sweep(compiler *s) {
 static void emit_inst(FILE *f, const compiler *s, const inst *i) {
     fprintf(f, "    {WKI_L_%s, %s, %s, %s, %d, %d, %d, {", i->code, i->sub, i->row ? "WKI_ROWV" : "WKI_ELEM",
             i->type == 'F' ? "WKI_TF" : "WKI_TI", i->a, i->b, i->c);
-    if (!strcmp(i->code, "CHECK"))
+    if (is(i->code, "CHECK"))
         fprintf(f, ".i = WKI_OP_%s}},\n", s->o->name);
     else if (i->has_imm && i->type == 'I')
         fprintf(f, ".i = %d}},\n", (int)i->imm);
@@ -332,7 +332,7 @@ void loop_emit(FILE *f, const op *o) {
         nrng[v] = s.nrng;
         reduces[v] = false;
         for (int i = 0; i < s.n; i++)
-            reduces[v] |= !strcmp(s.in[i].code, "REDUCE");
+            reduces[v] |= is(s.in[i].code, "REDUCE");
         fprintf(f, "static const wki_inst inst_%s_%d[] = {\n", o->name, v);
         for (int i = 0; i < s.n; i++)
             emit_inst(f, &s, &s.in[i]);

@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
 
 enum {
     MAX_OPS = 256,
@@ -53,36 +54,26 @@ typedef struct loop_variant {
 } loop_variant;
 
 typedef struct op {
-    const char *name, *klass, *infer, *canon;
-    int line, since;
+    const char *name, *klass, *infer, *canon, *red, *vjp_fn;
     text doc[MAX_LINES];
-    int ndoc;
     input in[MAX_IN];
-    int nin;
-    const char *out[MAX_OUT];
-    int nout;
-    attr attr[MAX_ATTR];
-    int nattr;
-    const char *flag[16];
-    int nflag;
-    const char *red;
-    public_form pub[MAX_PUBLIC];
-    int npub;
-    bool internal, composite, variadic;
-    loop_variant loop[MAX_LOOPS];
-    int nloop;
     text vjp[MAX_IN]; /* per input: gradient expression */
-    const char *vjp_fn;
-    unsigned save_in, save_out, diff;
-    bool keep_meta;
+    const char *out[MAX_OUT];
+    attr attr[MAX_ATTR];
+    const char *flag[16];
+    public_form pub[MAX_PUBLIC];
+    loop_variant loop[MAX_LOOPS];
     double lo, hi, ulp;
-    bool has_sample;
+    int line, since, ndoc, nin, nout, nattr, nflag, npub, nloop;
+    unsigned save_in, save_out, diff;
+    bool internal, composite, variadic, keep_meta, has_sample;
 } op;
 
 extern op ops[MAX_OPS];
 extern int nops;
 extern const char *table_path;
 
+static inline bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
 _Noreturn void fail_at(int line, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void *take(size_t n); /* memory for the life of the program */
 char *format(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

@@ -30,35 +30,35 @@ static const char *identifier(const char *s, int line) {
 
 const op *op_find(const char *name) {
     for (int i = 0; i < nops; i++)
-        if (!strcmp(ops[i].name, name))
+        if (is(ops[i].name, name))
             return &ops[i];
     return NULL;
 }
 
 int in_find(const op *o, const char *name) {
     for (int i = 0; i < o->nin; i++)
-        if (!strcmp(o->in[i].name, name))
+        if (is(o->in[i].name, name))
             return i;
     return -1;
 }
 
 int out_find(const op *o, const char *name) {
     for (int i = 0; i < o->nout; i++)
-        if (!strcmp(o->out[i], name))
+        if (is(o->out[i], name))
             return i;
     return -1;
 }
 
 int attr_find(const op *o, const char *name) {
     for (int i = 0; i < o->nattr; i++)
-        if (!strcmp(o->attr[i].name, name))
+        if (is(o->attr[i].name, name))
             return i;
     return -1;
 }
 
 bool has_flag(const op *o, const char *flag) {
     for (int i = 0; i < o->nflag; i++)
-        if (!strcmp(o->flag[i], flag))
+        if (is(o->flag[i], flag))
             return true;
     return false;
 }
@@ -69,7 +69,7 @@ static attr_kind attr_kind_of(const char *s, int line) {
     static const char *const names[] = {"INT", "BOOL", "DTYPE", "LIST", "SHAPE",
                                         "DIM", "DIMS", "PERM",  "VALUE"};
     for (int i = 0; s && i < 9; i++)
-        if (!strcmp(s, names[i]))
+        if (is(s, names[i]))
             return (attr_kind)i;
     fail_at(line, "attribute type '%s': one of INT BOOL DTYPE LIST SHAPE DIM DIMS PERM VALUE expected",
             s ? s : "");
@@ -82,7 +82,7 @@ static void read_inputs(op *o, const char *p, int line) {
         input *in = &o->in[o->nin++];
         char *s = format("%s", w);
         size_t n = strlen(s);
-        if (n > 4 && !strcmp(s + n - 4, "@row"))
+        if (n > 4 && is(s + n - 4, "@row"))
             in->row = true, s[n -= 4] = 0;
         if (n > 2 && s[n - 2] == ':') {
             in->type = s[n - 1] == 'F' ? 'F' : 'I';
@@ -90,13 +90,13 @@ static void read_inputs(op *o, const char *p, int line) {
                 fail_at(line, "input type '%c': F, I or B expected", s[n - 1]);
             s[n -= 2] = 0;
         }
-        if (n > 3 && !strcmp(s + n - 3, "..."))
+        if (n > 3 && is(s + n - 3, "..."))
             in->variadic = o->variadic = true, s[n -= 3] = 0;
         if (n > 1 && s[n - 1] == '?')
             in->optional = true, s[--n] = 0;
         in->name = identifier(s, line);
         for (int i = 0; i + 1 < o->nin; i++)
-            if (!strcmp(o->in[i].name, s))
+            if (is(o->in[i].name, s))
                 fail_at(line, "input '%s' twice", s);
     }
 }
@@ -168,7 +168,7 @@ static void read_loop(op *o, const char *guard, const char *p, int line) {
     char in_kind = '*', out_kind = '*';
     if (*guard) {
         if (guard[0] != '[' || !strchr("FIB*", guard[1]) || guard[2] != ':' || !guard[3] ||
-            !strchr("FIB*", guard[3]) || strcmp(guard + 4, "]") != 0)
+            !strchr("FIB*", guard[3]) || !is(guard + 4, "]"))
             fail_at(line, "loop guard '%s': [IN:OUT] with F, I, B or * expected", guard);
         in_kind = guard[1];
         out_kind = guard[3];
@@ -203,59 +203,59 @@ static unsigned mask_of(const op *o, const char *p, int line, bool outputs) {
 static void read_key(op *o, const char *key, const char *p, int line) {
     while (*p == ' ')
         p++;
-    if (!strcmp(key, "doc")) {
+    if (is(key, "doc")) {
         if (o->ndoc == MAX_LINES)
             fail_at(line, "more than %d doc lines", MAX_LINES);
         o->doc[o->ndoc++] = (text){p, line};
-    } else if (!strcmp(key, "class")) {
+    } else if (is(key, "class")) {
         o->klass = word(&p);
-        o->composite = o->klass && !strcmp(o->klass, "COMPOSITE");
-    } else if (!strcmp(key, "since")) {
+        o->composite = o->klass && is(o->klass, "COMPOSITE");
+    } else if (is(key, "since")) {
         o->since = atoi(p);
-    } else if (!strcmp(key, "in")) {
+    } else if (is(key, "in")) {
         read_inputs(o, p, line);
-    } else if (!strcmp(key, "writes")) {
+    } else if (is(key, "writes")) {
         unsigned m = mask_of(o, p, line, false);
         for (int i = 0; i < o->nin; i++)
             o->in[i].writes = m >> i & 1;
         o->nout = 0;
-    } else if (!strcmp(key, "out")) {
+    } else if (is(key, "out")) {
         o->nout = 0;
         for (const char *w; (w = word(&p));) {
             if (o->nout == MAX_OUT)
                 fail_at(line, "more than %d outputs", MAX_OUT);
             o->out[o->nout++] = identifier(w, line);
         }
-    } else if (!strcmp(key, "attr")) {
+    } else if (is(key, "attr")) {
         read_attr(o, p, line, false);
-    } else if (!strcmp(key, "hidden")) {
+    } else if (is(key, "hidden")) {
         read_attr(o, p, line, true);
-    } else if (!strcmp(key, "flags")) {
+    } else if (is(key, "flags")) {
         static const char *const known[] = {"VIEW",    "NONDET",   "BROADCAST",
                                             "PROMOTE", "COMMUTES", "KEEP_META"};
         for (const char *w; (w = word(&p));) {
             bool ok = false;
             for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-                ok |= !strcmp(w, known[i]);
+                ok |= is(w, known[i]);
             if (!ok || o->nflag == 16)
                 fail_at(line, "flag '%s' is not known", w);
             o->flag[o->nflag++] = w;
         }
-    } else if (!strcmp(key, "infer")) {
+    } else if (is(key, "infer")) {
         o->infer = identifier(word(&p), line);
-    } else if (!strcmp(key, "canon")) {
+    } else if (is(key, "canon")) {
         o->canon = identifier(word(&p), line);
-    } else if (!strcmp(key, "reduce")) {
+    } else if (is(key, "reduce")) {
         o->red = word(&p);
-        if (!o->red || (strcmp(o->red, "LAST") && strcmp(o->red, "DIM") && strcmp(o->red, "DIMS")))
+        if (!o->red || (!is(o->red, "LAST") && !is(o->red, "DIM") && !is(o->red, "DIMS")))
             fail_at(line, "reduce: LAST, DIM or DIMS expected");
-    } else if (!strcmp(key, "internal")) {
+    } else if (is(key, "internal")) {
         o->internal = true;
-    } else if (!strcmp(key, "public")) {
+    } else if (is(key, "public")) {
         read_public(o, p, line);
-    } else if (!strncmp(key, "loop", 4) && (key[4] == 0 || key[4] == '[')) {
+    } else if (strncmp(key, "loop", 4) == 0 && (key[4] == 0 || key[4] == '[')) {
         read_loop(o, key + 4, p, line);
-    } else if (!strcmp(key, "vjp")) {
+    } else if (is(key, "vjp")) {
         if (strchr(p, '=')) {
             const char *rhs, *name = expr_split((text){p, line}, &rhs);
             int i = in_find(o, name);
@@ -267,9 +267,9 @@ static void read_key(op *o, const char *key, const char *p, int line) {
         } else {
             o->vjp_fn = identifier(word(&p), line);
         }
-    } else if (!strcmp(key, "diff")) {
+    } else if (is(key, "diff")) {
         o->diff = mask_of(o, p, line, false);
-    } else if (!strcmp(key, "save")) {
+    } else if (is(key, "save")) {
         for (const char *w; (w = word(&p));) {
             int i = in_find(o, w), j = out_find(o, w);
             if (i < 0 && j < 0)
@@ -279,11 +279,11 @@ static void read_key(op *o, const char *key, const char *p, int line) {
             else
                 o->save_out |= 1u << j;
         }
-    } else if (!strcmp(key, "sample")) {
+    } else if (is(key, "sample")) {
         o->has_sample = true;
         if (sscanf(p, "%lf %lf", &o->lo, &o->hi) != 2 || !(o->lo < o->hi))
             fail_at(line, "sample: two ascending numbers expected");
-    } else if (!strcmp(key, "tol")) {
+    } else if (is(key, "tol")) {
         o->ulp = strtod(p, NULL);
     } else {
         fail_at(line, "unknown key '%s'", key);
@@ -295,7 +295,7 @@ static void check_row(op *o) {
                                           "RNG", "CREATE", "OPAQUE", "COMPOSITE"};
     bool known = false;
     for (int i = 0; i < 9; i++)
-        known |= o->klass && !strcmp(o->klass, classes[i]);
+        known |= o->klass && is(o->klass, classes[i]);
     if (!known)
         fail_at(o->line, "op %s: class '%s' is not known", o->name, o->klass ? o->klass : "");
     if (!o->ndoc)
@@ -307,14 +307,14 @@ static void check_row(op *o) {
         fail_at(o->line, "op %s: a variadic op is internal and in place", o->name);
     if (o->composite && (o->nloop || o->infer || o->vjp_fn))
         fail_at(o->line, "op %s: a composite has neither loop nor infer nor vjp", o->name);
-    bool loop_class = !strcmp(o->klass, "EW") || !strcmp(o->klass, "ROW") || !strcmp(o->klass, "RNG") ||
-                      !strcmp(o->klass, "CREATE");
+    bool loop_class =
+        is(o->klass, "EW") || is(o->klass, "ROW") || is(o->klass, "RNG") || is(o->klass, "CREATE");
     if (loop_class && !o->nloop)
         fail_at(o->line, "op %s: class %s needs a loop", o->name, o->klass);
-    if (!strcmp(o->klass, "ROW") && !o->red)
+    if (is(o->klass, "ROW") && !o->red)
         fail_at(o->line, "op %s: class ROW needs 'reduce'", o->name);
     if (!o->composite && !o->infer) {
-        if (strcmp(o->klass, "EW") != 0)
+        if (!is(o->klass, "EW"))
             fail_at(o->line, "op %s: 'infer' is missing", o->name);
         if (o->nin < 1 || o->nin > 2)
             fail_at(o->line, "op %s: only ops of one or two f32 inputs can do without 'infer'", o->name);
@@ -345,7 +345,7 @@ void table_read(const char *path) {
         const char *key = word(&p);
         if (!key || *key == '#')
             continue;
-        if (!strcmp(key, "op")) {
+        if (is(key, "op")) {
             if (nops == MAX_OPS)
                 fail_at(line, "more than %d ops", MAX_OPS);
             const char *name = identifier(word(&p), line);

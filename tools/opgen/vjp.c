@@ -57,9 +57,9 @@ static value attribute(const op *o, int i) {
 
 static value name(gen *s, const char *id) {
     int i;
-    if (!strcmp(id, "g"))
+    if (is(id, "g"))
         return (value){V_TENSOR, "g", NULL};
-    if (!strcmp(id, "none"))
+    if (is(id, "none"))
         return (value){V_NONE, "NULL", NULL};
     if ((i = in_find(s->o, id)) >= 0) {
         s->in |= 1u << i;
@@ -83,8 +83,7 @@ static value temp(gen *s, const char *call) {
 
 /* shape(x), dtype(x), size(x, k): facts about an input, which the record keeps in place of the tensor. */
 static bool fact(gen *s, const expr *e, value *v) {
-    bool shape = !strcmp(e->name, "shape"), dtype = !strcmp(e->name, "dtype"),
-         size = !strcmp(e->name, "size");
+    bool shape = is(e->name, "shape"), dtype = is(e->name, "dtype"), size = is(e->name, "size");
     if (!shape && !dtype && !size)
         return false;
     int i = e->narg && e->arg[0]->kind == E_NAME ? in_find(s->o, e->arg[0]->name) : -1;
@@ -157,7 +156,7 @@ static value binary(gen *s, const expr *e) {
             V_NUMBER, format(*e->name == '/' ? "((double)%s %s %s)" : "(%s %s %s)", a.c, e->name, b.c), NULL};
     if (a.kind == V_TENSOR && b.kind == V_TENSOR)
         for (int i = 0; i < 10; i++)
-            if (!strcmp(ops_[i][0], e->name))
+            if (is(ops_[i][0], e->name))
                 return apply2(s, ops_[i][1], a, b.c);
     if (a.kind == V_TENSOR && b.kind == V_NUMBER) {
         switch (*e->name) {
