@@ -112,7 +112,8 @@ static void need_scratch(conv *k, wki_gemm (*make)(const conv *, int64_t nr, int
         k->gemm_bytes = bytes > k->gemm_bytes ? bytes : k->gemm_bytes;
     }
     if (!k->direct)
-        k->col_bytes = floats(wki_k_mul((size_t)(k->nc * k->g.taps), (size_t)(k->nr * k->g.ow)));
+        k->col_bytes =
+            floats(wki_k_mul((size_t)(k->nc * k->g.taps), (size_t)wki_col_stride(k->nr * k->g.ow)));
 }
 
 static size_t workspace_of(const conv *k) {
@@ -153,7 +154,7 @@ static const float *columns_of(const conv *k, int64_t n, int64_t c0, int64_t nc,
     if (k->direct)
         return x + c0 * k->xs[1] + r0 * k->g.ow * k->xstep;
     float *col = worker_col(k, worker);
-    wki_im2col(&k->g, col, x, k->xs, c0, nc, r0, nr);
+    wki_im2col(&k->g, col, wki_col_stride(nr * k->g.ow), x, k->xs, c0, nc, r0, nr);
     return col;
 }
 
@@ -163,7 +164,7 @@ static wki_gemm forward_gemm(const conv *k, int64_t nr, int64_t nc) {
     const wki_conv *g = &k->g;
     wki_gemm m = {.m = g->o, .n = nr * g->ow, .k = nc * g->taps, .batch = 1, .alpha = 1};
     m.a = k->w, m.a_rs = m.k, m.a_cs = 1;
-    m.b_rs = k->direct ? k->xs[1] : m.n, m.b_cs = k->direct ? k->xstep : 1;
+    m.b_rs = k->direct ? k->xs[1] : wki_col_stride(m.n), m.b_cs = k->direct ? k->xstep : 1;
     m.c_rs = g->oh * g->ow;
     m.bias_m = k->bias;
     return m;
@@ -222,7 +223,7 @@ static wki_gemm dx_gemm(const conv *k, int64_t nr, int64_t nc) {
     wki_gemm m = {.m = nc * g->taps, .n = nr * g->ow, .k = g->o, .batch = 1, .alpha = 1};
     m.a_rs = 1, m.a_cs = g->c * g->taps;
     m.b_rs = k->ys[1], m.b_cs = k->ystep;
-    m.c_rs = k->direct ? g->h * g->w : m.n;
+    m.c_rs = k->direct ? g->h * g->w : wki_col_stride(m.n);
     return m;
 }
 
@@ -232,8 +233,6 @@ static void dx_units(void *arg, int64_t begin, int64_t end, int worker) {
     for (int64_t u = begin; u < end; u++) {
         int64_t n = u / k->chan_blocks, c0 = u % k->chan_blocks * k->nc, nc = wki_k_min(k->nc, g->c - c0);
         float *image = k->out + (n * g->c + c0) * g->h * g->w;
-        if (!k->direct)
-            wki_k_zero(image, nc * g->h * g->w, NULL);
         for (int64_t r0 = 0; r0 < g->oh; r0 += k->nr) {
             int64_t nr = wki_k_min(k->nr, g->oh - r0);
             wki_gemm m = dx_gemm(k, nr, nc);
@@ -242,7 +241,7 @@ static void dx_units(void *arg, int64_t begin, int64_t end, int worker) {
             m.c = k->direct ? image + r0 * g->ow : worker_col(k, worker);
             wki_gemm_run(&m, k->isa, NULL, worker_gemm(k, worker));
             if (!k->direct)
-                wki_col2im(g, image, m.c, nc, r0, nr);
+                wki_col2im(g, image, m.c, m.c_rs, nc, r0, nr, r0 > 0);
         }
     }
 }
@@ -282,7 +281,7 @@ bool wki_k_conv2d_dx_col2im_run(const wki_launch *l) {
 static wki_gemm dw_gemm(const conv *k, int64_t nr, int64_t nc) {
     const wki_conv *g = &k->g;
     wki_gemm m = {.m = nc * g->taps, .n = g->o, .k = nr * g->ow, .batch = 1, .alpha = 1};
-    m.a_rs = k->direct ? k->xs[1] : m.k, m.a_cs = k->direct ? k->xstep : 1;
+    m.a_rs = k->direct ? k->xs[1] : wki_col_stride(m.k), m.a_cs = k->direct ? k->xstep : 1;
     m.b_rs = k->ystep, m.b_cs = k->ys[1];
     m.c_rs = g->o;
     return m;

@@ -16,13 +16,23 @@ typedef struct wki_conv {
     const wki_k_rows *rows;
 } wki_conv;
 
-/* Writes rows of channels [c0, c0 + nc) and columns of window rows [r0, r0 + nr) of image `x` (its first
- * element; strides xs of n, c, h, w) to `col`, nr * ow to a row. */
-void wki_im2col(const wki_conv *g, float *col, const float *x, const int64_t *xs, int64_t c0, int64_t nc,
-                int64_t r0, int64_t nr);
+/* Indices i of [0, n) with 0 <= i * stride + from < limit are [lo, hi). */
+typedef struct wki_span {
+    int64_t lo, hi;
+} wki_span;
+wki_span wki_inside(int64_t n, int64_t stride, int64_t from, int64_t limit);
 
-/* The transpose: adds what wki_im2col would read from each element of a plain image (channel c0 first) to
- * it. */
-void wki_col2im(const wki_conv *g, float *image, const float *col, int64_t nc, int64_t r0, int64_t nr);
+/* Row stride of a part of the column matrix with so many columns. */
+int64_t wki_col_stride(int64_t columns);
+
+/* Writes rows of channels [c0, c0 + nc) and columns of window rows [r0, r0 + nr) of image `x` (its first
+ * element; strides xs of n, c, h, w) to `col`. */
+void wki_im2col(const wki_conv *g, float *col, int64_t ld, const float *x, const int64_t *xs, int64_t c0,
+                int64_t nc, int64_t r0, int64_t nr);
+
+/* The transpose: gives each element of a plain image of nc channels the sum of the elements of `col` that
+ * wki_im2col would make from it, or adds the sum to it. */
+void wki_col2im(const wki_conv *g, float *image, const float *col, int64_t ld, int64_t nc, int64_t r0,
+                int64_t nr, bool add);
 
 #endif

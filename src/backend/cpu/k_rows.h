@@ -3,9 +3,12 @@
 #ifndef WKI_K_ROWS_H
 #define WKI_K_ROWS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/cpu.h"
+
+struct wki_conv;
 
 typedef struct wki_k_rows {
     /* dst[r * dld + i] = src[r * sld + i] for lo <= i < hi, else 0, for r < rows and i < n. Reads nothing
@@ -19,7 +22,16 @@ typedef struct wki_k_rows {
        width. */
     void (*pool2x2)(float *y, int32_t *idx, const float *a, const float *b, int64_t n, int32_t at,
                     int32_t width);
+    /* The two below are parts of k_conv.h, for strides of 1. The first may be NULL; it wants plain planes,
+       windows as many as elements, kernels at most WKI_K_SHIFT_MAX wide, and ld a multiple of 16. */
+    void (*shift)(const struct wki_conv *g, float *col, int64_t ld, const float *x, int64_t channel_stride,
+                  int64_t nc, int64_t r0, int64_t nr);
+    /* One channel of wki_col2im. */
+    void (*fold)(const struct wki_conv *g, float *plane, const float *col, int64_t ld, int64_t r0, int64_t nr,
+                 bool add);
 } wki_k_rows;
+
+#define WKI_K_SHIFT_MAX 8
 
 const wki_k_rows *wki_k_rows_of(wki_isa isa);
 

@@ -3,8 +3,9 @@
 #include "backend/cpu/k_rows.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <string.h>
+
+#include "backend/cpu/k_conv.h"
 
 typedef float f4 __attribute__((vector_size(16)));
 
@@ -58,7 +59,23 @@ static void pool2x2(float *y, int32_t *idx, const float *a, const float *b, int6
     }
 }
 
-const wki_k_rows wki_k_rows_baseline = {copy, add, pool2x2};
+static void fold(const wki_conv *g, float *plane, const float *col, int64_t ld, int64_t r0, int64_t nr,
+                 bool add_to) {
+    if (!add_to)
+        memset(plane, 0, (size_t)(g->h * g->w) * sizeof *plane);
+    for (int64_t h = 0; h < g->h; h++) {
+        for (int64_t i = 0; i < g->kh; i++) {
+            int64_t r = h + g->ph - i - r0;
+            for (int64_t j = 0; r >= 0 && r < nr && j < g->kw; j++) {
+                wki_span in = wki_inside(g->ow, 1, j - g->pw, g->w);
+                add(plane + h * g->w + j - g->pw + in.lo, 0, col + (i * g->kw + j) * ld + r * g->ow + in.lo,
+                    0, 1, in.hi - in.lo);
+            }
+        }
+    }
+}
+
+const wki_k_rows wki_k_rows_baseline = {copy, add, pool2x2, NULL, fold};
 
 const wki_k_rows *wki_k_rows_of(wki_isa isa) {
 #if defined(__x86_64__)
