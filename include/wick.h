@@ -354,7 +354,7 @@ WK_API void wk_system_info_get(wk_ctx *c, wk_system_info *s); /* set s->struct_s
 typedef struct wk_library_info { /* a library that is opened when first needed */
     const char *name;
     bool found;
-    char text[512]; /* its path, or why it cannot be used */
+    char text[1024]; /* its path, or why it cannot be used */
 } wk_library_info;
 /* The i-th such library; looks for it, which may take a while. False past the end. */
 WK_API bool wk_library_get(int i, wk_library_info *out);

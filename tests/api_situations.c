@@ -25,13 +25,12 @@ typedef struct world { /* a model in training */
     api_run step;
 } world;
 
-static world world_new(wk_module *(*model)(wk_ctx *), uint64_t seed, wk_fn step, bool compiled) {
-    world w = {.c = api_ctx(true)};
-    wk_seed(w.c, seed);
-    w.job.model = model(w.c);
-    w.job.optim = model_adamw(w.c, w.job.model, NULL);
-    w.step = api_runner(w.c, step, &w.job, compiled);
-    return w;
+static void world_init(world *w, wk_module *(*model)(wk_ctx *), uint64_t seed, wk_fn step, bool compiled) {
+    w->c = api_ctx(true);
+    wk_seed(w->c, seed);
+    w->job.model = model(w->c);
+    w->job.optim = model_adamw(w->c, w->job.model, NULL);
+    w->step = api_runner(w->c, step, &w->job, compiled);
 }
 
 static wk_module *short_transformer(wk_ctx *c) { return model_transformer(c, 32); }
@@ -56,7 +55,8 @@ static void mlp_batch(wk_ctx *c, wk_tensor **in) {
 /* `steps` of training on one fixed random batch brings the loss down. */
 static void learns(wk_module *(*model)(wk_ctx *), wk_tensor *(*input)(wk_ctx *), int64_t targets, int64_t classes,
                    int steps, bool compiled) {
-    world w = world_new(model, wkt_u64(), train_step, compiled);
+    world w;
+    world_init(&w, model, wkt_u64(), train_step, compiled);
     wk_tensor *in[2] = {input(w.c), api_classes(w.c, targets, classes)};
     double first = 0, last = 0;
     for (int i = 0; i < steps; i++) {
@@ -86,7 +86,9 @@ SITUATION(transformer_learns) { learns(short_transformer, tf_input, 4 * 32, TF_V
 static void same_compiled_as_eager(wk_module *(*model)(wk_ctx *), wk_tensor *(*input)(wk_ctx *), int64_t targets,
                                    int64_t classes) {
     uint64_t seed = wkt_u64();
-    world w[2] = {world_new(model, seed, train_step, false), world_new(model, seed, train_step, true)};
+    world w[2];
+    world_init(&w[0], model, seed, train_step, false);
+    world_init(&w[1], model, seed, train_step, true);
     wk_tensor *x = input(w[0].c), *y = api_classes(w[0].c, targets, classes);
     for (int i = 0; i < 5; i++) {
         wk_tensor *in[2] = {x, y}, *also[2] = {wk_share(w[1].c, x), wk_share(w[1].c, y)};
@@ -117,7 +119,9 @@ static void step_with_read(wk_ctx *c, void *self, wk_tensor *const *in, int nin,
 
 SITUATION(a_read_in_the_middle_of_a_step) {
     uint64_t seed = wkt_u64();
-    world a = world_new(model_mlp, seed, train_step, compiled), b = world_new(model_mlp, seed, step_with_read, compiled);
+    world a, b;
+    world_init(&a, model_mlp, seed, train_step, compiled);
+    world_init(&b, model_mlp, seed, step_with_read, compiled);
     for (int i = 0; i < 10; i++) {
         wk_tensor *in[2], *also[2];
         mlp_batch(a.c, in);
@@ -147,7 +151,8 @@ static void accumulating_step(wk_ctx *c, void *self, wk_tensor *const *in, int n
 }
 
 SITUATION(ten_thousand_steps_with_changing_lr_and_accumulation) {
-    world w = world_new(model_mlp, wkt_u64(), train_step, false);
+    world w;
+    world_init(&w, model_mlp, wkt_u64(), train_step, false);
     accumulate a = {.job = w.job};
     api_run r = api_runner(w.c, accumulating_step, &a, compiled);
     wk_tensor *in[2];
@@ -211,7 +216,9 @@ static void set_free(set *s) {
 
 SITUATION(the_last_batch_is_smaller) {
     uint64_t seed = wkt_u64();
-    world w = world_new(model_mlp, seed, train_step, compiled), e = world_new(model_mlp, seed, train_step, false);
+    world w, e;
+    world_init(&w, model_mlp, seed, train_step, compiled);
+    world_init(&e, model_mlp, seed, train_step, false);
     set s = set_new(3 * BATCH + 5);
     wk_loader *l = set_loader(w.c, &s, BATCH), *k = set_loader(e.c, &s, BATCH);
     wk_tensor *in[2], *also[2];
@@ -234,7 +241,8 @@ SITUATION(the_last_batch_is_smaller) {
 static wk_module *long_transformer(wk_ctx *c) { return model_transformer(c, 500); }
 
 SITUATION(many_sequence_lengths) {
-    world w = world_new(long_transformer, wkt_u64(), train_step, compiled);
+    world w;
+    world_init(&w, long_transformer, wkt_u64(), train_step, compiled);
     int n = rounds(500, 40);
     int64_t *ids = malloc((size_t)n * sizeof *ids);
     wk_stats early = {0};
@@ -276,7 +284,9 @@ static void run_epoch(world *w, const set *s, bool sync) {
 SITUATION(calls_without_a_read_while_the_loader_reuses_its_buffers) {
     uint64_t seed = wkt_u64();
     set s = set_new(8 * rounds(1000, 60));
-    world a = world_new(model_mlp, seed, train_step, compiled), b = world_new(model_mlp, seed, train_step, compiled);
+    world a, b;
+    world_init(&a, model_mlp, seed, train_step, compiled);
+    world_init(&b, model_mlp, seed, train_step, compiled);
     run_epoch(&a, &s, false);
     run_epoch(&b, &s, true);
     check_same(&a, &b);
@@ -288,7 +298,9 @@ SITUATION(calls_without_a_read_while_the_loader_reuses_its_buffers) {
 
 SITUATION(the_result_of_a_call_stays_after_the_next) {
     uint64_t seed = wkt_u64();
-    world a = world_new(model_mlp, seed, train_step, compiled), b = world_new(model_mlp, seed, train_step, compiled);
+    world a, b;
+    world_init(&a, model_mlp, seed, train_step, compiled);
+    world_init(&b, model_mlp, seed, train_step, compiled);
     wk_tensor *loss[12], *in[2], *also[2];
     mlp_batch(a.c, in);
     also[0] = wk_share(b.c, in[0]);
@@ -313,7 +325,8 @@ static void forward_only(wk_ctx *c, void *self, wk_tensor *const *in, int nin, w
 }
 
 SITUATION(forward_only) {
-    world w = world_new(model_cnn, wkt_u64(), forward_only, compiled);
+    world w;
+    world_init(&w, model_cnn, wkt_u64(), forward_only, compiled);
     wk_train_mode(w.job.model, false);
     wk_grad_enable(w.c, false);
     wk_tensor *x = cnn_input(w.c);
@@ -344,7 +357,9 @@ static void loss_only(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_t
 
 SITUATION(forward_inside_and_backward_outside) {
     uint64_t seed = wkt_u64();
-    world a = world_new(model_mlp, seed, loss_only, compiled), b = world_new(model_mlp, seed, train_step, false);
+    world a, b;
+    world_init(&a, model_mlp, seed, loss_only, compiled);
+    world_init(&b, model_mlp, seed, train_step, false);
     wk_tensor *in[2], *also[2];
     mlp_batch(a.c, in);
     also[0] = wk_share(b.c, in[0]);
@@ -448,7 +463,8 @@ SITUATION(a_branch_on_data) {
 /* ---- several contexts ---------------------------------------------------------------------------------------------- */
 
 SITUATION(two_contexts_share_weights) {
-    world w = world_new(model_mlp, wkt_u64(), train_step, compiled);
+    world w;
+    world_init(&w, model_mlp, wkt_u64(), train_step, compiled);
     wk_ctx *d = api_ctx(true);
     train_job other = {.model = wk_module_share(d, w.job.model)};
     api_run see = api_runner(d, forward_only, &other, compiled);
@@ -482,7 +498,8 @@ typedef struct worker {
 
 static void *train_alone(void *arg) {
     worker *k = arg;
-    world w = world_new(model_mlp, k->seed, train_step, k->compiled);
+    world w;
+    world_init(&w, model_mlp, k->seed, train_step, k->compiled);
     for (int epoch = 0; epoch < 3; epoch++)
         run_epoch(&w, k->data, false);
     k->params = api_params(w.job.model, &k->n);
@@ -641,7 +658,8 @@ static void broken_step(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk
 }
 
 SITUATION(a_shape_error_inside_a_step) {
-    world w = world_new(model_mlp, wkt_u64(), train_step, false);
+    world w;
+    world_init(&w, model_mlp, wkt_u64(), train_step, false);
     broken b = {.job = w.job};
     api_run r = api_runner(w.c, broken_step, &b, compiled);
     wk_tensor *in[2];

@@ -247,19 +247,25 @@ static wki_module *find_origin(wki_module *m, const wk_module *origin) {
 }
 
 /* A forward function reaches children through its struct, which a shared module has in common with the original: inside it,
-   the original's handles stand for the copies of the context that runs. */
-static wki_module *resolve(wk_ctx *c, wki_module *m) {
-    if (m->c == c)
-        return m;
-    void **running = wki_box_running(c);
-    wki_module *at = running ? *running : NULL, *k = at ? find_origin(at, m->handle) : NULL;
-    while (at && !k && at->parent) {
-        at = at->parent;
-        k = find_origin(at, m->handle);
-    }
-    if (!k)
-        wki_fail(c, WK_HANDLE, "module %s belongs to another context (wk_module_share makes one here)", m->kind);
+   the original's handles stand for the copies, also when the original is gone. */
+static wki_module *copy_of(wki_module *running, const wk_module *original) {
+    wki_module *k = find_origin(running, original);
+    for (running = running->parent; running && !k; running = running->parent)
+        k = find_origin(running, original);
     return k;
+}
+
+/* The module that the handle means in context c. NULL after wki_fail. */
+static wki_module *resolve(wk_ctx *c, wk_module *h, wki_module *running, const void *caller) {
+    wki_module *m = h && running && running->origin ? copy_of(running, h) : NULL;
+    if (m)
+        return m;
+    m = get(h, caller);
+    if (!m)
+        wki_fail(c, WK_HANDLE, h ? "forward of a module that was freed or never made" : "forward of a NULL module");
+    else if (m->c != c)
+        wki_fail(c, WK_HANDLE, "module %s belongs to another context (wk_module_share makes one here)", m->kind);
+    return c->failed ? NULL : m;
 }
 
 static void all_poison(wk_ctx *c, wk_tensor **out, int nout) {
@@ -295,28 +301,25 @@ static void run_forward(wk_ctx *c, wki_module *m, void **running, wk_tensor *con
 }
 
 static void forward_n(wk_module *h, wk_tensor *const *in, int nin, wk_tensor **out, int nout, const void *caller) {
-    wki_module *m = get(h, caller);
-    wk_ctx *c = h ? wki_box_ctx(h) : NULL;
-    for (int i = 0; i < nin; i++)
-        if (in[i]) { /* the first input that is present says where it runs */
+    wk_ctx *c = NULL;
+    for (int i = 0; i < nin && !c; i++) /* the first input that is present says where it runs */
+        if (in[i])
             c = wki_slot(in[i])->ctx;
-            break;
-        }
+    if (!c)
+        c = wki_box_ctx(h);
     if (!c || c->failed) {
         all_poison(c, out, nout);
         return;
     }
     enter(c, caller);
-    if (!m)
-        wki_fail(c, WK_HANDLE, h ? "forward of a module that was freed or never made" : "forward of a NULL module");
-    m = m ? resolve(c, m) : NULL;
-    void **running = m ? wki_box_running(c) : NULL;
-    if (m && !running)
-        out_of_memory(c);
-    if (running)
+    void **running = wki_box_running(c);
+    wki_module *m = running ? resolve(c, h, *running, caller) : NULL;
+    if (m)
         run_forward(c, m, running, in, nin, out, nout, caller);
     else
         all_poison(c, out, nout);
+    if (!running)
+        out_of_memory(c);
 }
 
 wk_tensor *wk_forward(wk_module *m, wk_tensor *x) {
