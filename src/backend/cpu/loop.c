@@ -128,6 +128,27 @@ static void assign_registers(const wki_loop_plan *p, registers *g) {
     }
 }
 
+/* The same without reuse, for tiles so small that looking for dead values costs more than it saves. */
+static void assign_lean(const wki_loop_plan *p, registers *g) {
+    bool rows = p->layout != WKI_FLAT;
+    int ne = 0, nr = 0, nc = 0, nred = 0;
+    for (int i = 0; i < p->ninst; i++) {
+        const wki_inst *in = &p->inst[i];
+        if (in->code == WKI_L_CONST || in->code == WKI_L_ARG)
+            g->at[i] = (int16_t)nc++;
+        else if (rows && in->level == WKI_ROWV) {
+            g->at[i] = (int16_t)nr++;
+            g->at[WIDENED + i] = (int16_t)ne++;
+        } else
+            g->at[i] = (int16_t)ne++;
+        nred += in->code == WKI_L_REDUCE;
+    }
+    g->nelem = ne;
+    g->nrow = nr;
+    g->nconst = nc;
+    g->nreduce = nred;
+}
+
 /* Turns places into byte offsets. Pools lie one after the other: ELEM, ROW, constants, reductions in progress. */
 static void place_registers(wki_loop_plan *p, const registers *g, int64_t elems, int64_t rows) {
     int32_t epitch = (int32_t)(up16(elems) + WKI_LOOP_PAD) * 4;
@@ -201,7 +222,26 @@ static bool direct_ok(const wki_loop_plan *p, int i, int safe) {
     const wki_inst *st = &p->inst[i], *def = &p->inst[st->b];
     wk_dtype dt = (wk_dtype)p->r->opnd[st->a].dtype;
     return def->code == WKI_L_PRIM && dt == (def->type == WKI_TF ? WK_F32 : WK_I32) && st->b >= safe &&
-           wki_loop_is_row(p, i) == wki_loop_is_row(p, st->b) && p->direct[st->b] < 0 && !any_reduces(p, st->b);
+           wki_loop_is_row(p, i) == wki_loop_is_row(p, st->b) && p->direct[st->b] < 0 &&
+           !(p->r->prog->has_reduce && any_reduces(p, st->b));
+}
+
+/* Lean plans let loads go first, and copy what a store may overwrite. */
+static void order_lean(wki_loop_plan *p, bool aliased) {
+    int n = 0;
+    for (int pass = aliased ? 0 : 1; pass < 2; pass++)
+        for (int i = 0; i < p->ninst; i++) {
+            int c = p->inst[i].code;
+            if (c != WKI_L_CONST && c != WKI_L_ARG && (!aliased || (c == WKI_L_LOAD) == (pass == 0)))
+                p->list[n++] = (int16_t)i;
+            p->direct[i] = -1;
+            if (c == WKI_L_STORE && direct_ok(p, i, -1))
+                p->direct[p->inst[i].b] = (int8_t)p->inst[i].a;
+        }
+    p->nlist = n;
+    if (aliased)
+        for (int v = 0; v < p->r->prog->nload; v++)
+            p->copied[v] = p->careful[v];
 }
 
 /* Orders the instructions as written, with the stores last if there is one that a load must precede, and finds the values
@@ -347,13 +387,19 @@ static void address(wki_loop_plan *p, int first) {
 /* ---- layouts ------------------------------------------------------------------------------------------------------- */
 
 static void lay_flat(wki_loop_plan *p, const registers *g) {
-    int64_t t = p->nelem < WKI_LOOP_CHUNK ? up16(p->nelem) : WKI_LOOP_CHUNK;
+    p->run = p->tile = p->nelem;
+    p->units = p->pieces = 1;
+    if (p->nelem <= WKI_LOOP_CHUNK && g->nelem * up16(p->nelem) * 4 <= CACHE_BYTES && fits(p, g, p->nelem, 0)) {
+        address(p, 0);
+        place_registers(p, g, p->nelem, 0);
+        return;
+    }
+    int64_t t = WKI_LOOP_CHUNK;
     while (t > 128 && g->nelem * t * 4 > CACHE_BYTES)
         t = up16(t / 2);
     while (!fits(p, g, t, 0))
         t = up16(t / 2);
     address(p, 0);
-    p->run = p->nelem;
     for (int k = 0; k < p->nview; k++) {
         const wki_span *s = &p->elem[p->view[k]];
         if (s->nd > 1 && s->size[s->nd - 1] >= MIN_RUN && s->size[s->nd - 1] < p->run)
@@ -487,9 +533,14 @@ static bool make_plan(wki_loop_plan *p, const wki_loop_run *r) {
         return false;
     p->layout = r->nred ? WKI_ROWS : WKI_FLAT;
     bool aliased = find_views(p);
-    find_last_uses(p, &g);
-    order_stores(p, &g, aliased);
-    assign_registers(p, &g);
+    if (p->nelem * p->ninst <= WKI_LOOP_LEAN) {
+        order_lean(p, aliased);
+        assign_lean(p, &g);
+    } else {
+        find_last_uses(p, &g);
+        order_stores(p, &g, aliased);
+        assign_registers(p, &g);
+    }
     if (p->layout == WKI_FLAT)
         lay_flat(p, &g);
     else if (r->col)
@@ -503,15 +554,63 @@ static bool make_plan(wki_loop_plan *p, const wki_loop_run *r) {
 
 /* ---- running ------------------------------------------------------------------------------------------------------- */
 
-static wki_loop_units *units_of(wki_isa isa) {
+typedef struct {
+    wki_loop_units *units;
+    wki_loop_tiny *tiny;
+} executor;
+
+static const executor *executor_of(wki_isa isa) {
+    static const executor tiers[] = {
+        [WKI_ISA_BASELINE] = {wki_loop_units_baseline, wki_loop_tiny_baseline},
 #if defined(__x86_64__)
-    if (isa == WKI_ISA_AVX512)
-        return wki_loop_units_avx512;
-    if (isa == WKI_ISA_AVX2)
-        return wki_loop_units_avx2;
+        [WKI_ISA_AVX2] = {wki_loop_units_avx2, wki_loop_tiny_avx2},
+        [WKI_ISA_AVX512] = {wki_loop_units_avx512, wki_loop_tiny_avx512},
 #endif
-    (void)isa;
-    return wki_loop_units_baseline;
+    };
+    return &tiers[(size_t)isa < sizeof tiers / sizeof *tiers ? isa : WKI_ISA_BASELINE];
+}
+
+static bool contiguous(const wki_loop_run *r, const wki_operand *o) {
+    int64_t step = 1;
+    for (int d = r->ndim - 1; d >= 0; d--) {
+        if (r->size[d] != 1 && o->stride[d] != step)
+            return false;
+        step *= r->size[d];
+    }
+    return true;
+}
+
+/* Runs what needs no plan. */
+static bool run_tiny(const wki_loop_run *r, wki_loop_tiny *run) {
+    const wki_loop *p = r->prog;
+    int64_t n = 1;
+    if (r->nred || p->has_reduce || p->ninst > WKI_LOOP_TINY || p->inst[p->ninst - 1].code != WKI_L_STORE)
+        return false;
+    for (int d = 0; d < r->ndim; d++)
+        n *= r->size[d];
+    if (!n || n * p->ninst > WKI_LOOP_LEAN)
+        return false;
+    for (int o = 0; o < p->nload + p->nstore; o++)
+        if (!contiguous(r, &r->opnd[o]))
+            return false;
+    uint32_t copied = 0, codes = 0;
+    bool overtaken = false;
+    for (int i = 0; i < p->ninst; i++) {
+        overtaken |= p->inst[i].code == WKI_L_LOAD && codes >> WKI_L_STORE & 1;
+        codes |= 1u << p->inst[i].code;
+    }
+    if (codes & ~(1u << WKI_L_LOAD | 1u << WKI_L_STORE | 1u << WKI_L_PRIM | 1u << WKI_L_CONST | 1u << WKI_L_ARG))
+        return false;
+    for (int i = 0; i < p->nload; i++)
+        for (int j = 0; j < p->nstore; j++) { /* no element has more than 8 bytes */
+            uintptr_t a = (uintptr_t)r->opnd[i].data, b = (uintptr_t)r->opnd[p->nload + j].data;
+            if (a - b < (uintptr_t)n * 8 || b - a < (uintptr_t)n * 8)
+                copied |= 1u << i;
+        }
+    if (copied && overtaken)
+        return false;
+    run(r, n, copied);
+    return true;
 }
 
 typedef struct {
@@ -525,11 +624,10 @@ static void run_part(void *arg, int64_t begin, int64_t end, int worker) {
     j->run(j->plan, begin, end);
 }
 
-bool wki_loop_cpu(const wki_loop_run *r, wki_isa isa, wki_pool *pool) {
+static __attribute__((noinline)) bool run_planned(const wki_loop_run *r, wki_loop_units *run, wki_pool *pool) {
     wki_loop_plan p;
     if (!make_plan(&p, r))
         return true;
-    wki_loop_units *run = units_of(isa);
     int64_t work = p.nelem * p.ninst;
     if (!pool || work < 2 * THREAD_WORK) {
         run(&p, 0, p.units);
@@ -543,4 +641,9 @@ bool wki_loop_cpu(const wki_loop_run *r, wki_isa isa, wki_pool *pool) {
     job j = {&p, run};
     wki_pool_for(pool, p.units, run_part, &j, ceil_div(THREAD_WORK * p.units, work));
     return true;
+}
+
+bool wki_loop_cpu(const wki_loop_run *r, wki_isa isa, wki_pool *pool) {
+    const executor *e = executor_of(isa);
+    return run_tiny(r, e->tiny) || run_planned(r, e->units, pool);
 }

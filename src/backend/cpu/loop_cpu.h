@@ -21,7 +21,9 @@ enum {
     WKI_LOOP_CHUNK = 1024,      /* canonical tree: columns of a part of a row reduction */
     WKI_LOOP_RUN = 128,         /* canonical tree: columns of a part of a column reduction */
     WKI_LOOP_SCRATCH = 1 << 17, /* bytes of registers a worker has on its stack */
-    WKI_LOOP_SMALL = 1 << 14,   /* the same where that is enough */
+    WKI_LOOP_SMALL = 1 << 15,   /* the same where that is enough */
+    WKI_LOOP_LEAN = 6 << 10,    /* element-instructions up to which no registers are saved, so WKI_LOOP_SMALL has to do */
+    WKI_LOOP_TINY = 32,
     WKI_LOOP_PAD = 16,          /* floats after an ELEM or ROW register that may be read and overwritten */
     WKI_LOOP_COLS_WHOLE = 256,  /* COLS: up to so many rows make one block, and tiles of several RED steps */
 };
@@ -90,8 +92,12 @@ static inline int wki_loop_view(const wki_loop_run *r, const wki_inst *in) {
     return WKI_VIEW_INDEX + d;
 }
 
-/* Runs units first .. last - 1. One per tier. */
+/* One of each per tier: runs units first .. last - 1; and, without a plan, a program of up to WKI_LOOP_TINY instructions
+   (nothing but LOAD, STORE, PRIM, CONST, ARG, the last one a STORE) over n elements of contiguous operands, for up to
+   WKI_LOOP_LEAN element-instructions. Bit a of `copied`: a store may overwrite what load operand a reads. */
 typedef void wki_loop_units(const wki_loop_plan *p, int64_t first, int64_t last);
+typedef void wki_loop_tiny(const wki_loop_run *r, int64_t n, uint32_t copied);
 wki_loop_units wki_loop_units_baseline, wki_loop_units_avx2, wki_loop_units_avx512;
+wki_loop_tiny wki_loop_tiny_baseline, wki_loop_tiny_avx2, wki_loop_tiny_avx512;
 
 #endif
