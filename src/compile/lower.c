@@ -202,6 +202,12 @@ static void sweep(splicer *x) {
     x->ninst = n;
 }
 
+static bool new_run(wk_ctx *c, wki_step *s, int noperands) {
+    s->run = wki_calloc(1, wki_loop_run_bytes(noperands));
+    s->at = wki_calloc((size_t)noperands + 1, sizeof *s->at);
+    return (s->run && s->at) || wki_fail(c, WK_NOMEM, "no host memory for a plan");
+}
+
 static bool finish_loop(splicer *x) {
     wki_step *s = x->s;
     sweep(x);
@@ -223,46 +229,41 @@ static bool finish_loop(splicer *x) {
                          .nrng = (int8_t)x->nrng,
                          .has_reduce = reduces,
                          .inst = s->inst};
-    wki_order_domain(&s->run, x->d.ndim, x->d.size, x->d.red);
-    s->run.prog = &s->prog;
     if (x->nload + x->nstore > WKI_LOOP_MAX_OPERANDS)
         return wki_fail(x->c, WK_INTERNAL, "lowering: a fused program has too many operands");
+    if (!new_run(x->c, s, x->nload + x->nstore))
+        return false;
+    wki_order_domain(s->run, x->d.ndim, x->d.size, x->d.red);
+    s->run->prog = &s->prog;
     for (int i = 0; i < x->nload + x->nstore; i++) {
         bool st = i >= x->nload;
         int j = st ? i - x->nload : i;
         const int64_t *stride = st ? x->store[j].stride : x->load[j].stride;
-        wki_operand *o = &s->run.opnd[i];
+        wki_operand *o = &s->run->opnd[i];
         o->dtype = st ? x->store[j].dtype : x->load[j].dtype;
         s->at[i].buf = st ? x->store[j].buf : x->load[j].buf;
         s->at[i].off = (st ? x->store[j].off : x->load[j].off) * (int64_t)wki_dtype_size((wk_dtype)o->dtype);
         for (int k = 0; k < x->d.ndim; k++)
-            o->stride[k] = stride[(int)s->run.logical[k]];
+            o->stride[k] = stride[(int)s->run->logical[k]];
     }
     return true;
 }
 
-static bool lower_loop(wk_ctx *c, const wki_plan *p, wki_step *s, const int *node, int n, const uint8_t *escapes) {
-    splicer *x = wki_calloc(1, sizeof *x);
-    if (!x)
-        return wki_fail(c, WK_NOMEM, "no host memory for a plan");
-    x->c = c;
-    x->p = p;
-    x->g = p->g;
+static bool lower_loop(splicer *x, wki_step *s, const int *node, int n) {
+    const wki_graph *g = x->g;
     x->s = s;
-    x->escapes = escapes;
-    x->d = wki_node_domain(p->g, &p->g->node[node[0]]);
+    x->ninst = x->nknown = x->nload = x->nstore = x->nva = x->nrng = 0;
+    x->d = wki_node_domain(g, &g->node[node[0]]);
     for (int i = 1; i < n; i++) {
-        wki_domain own = wki_node_domain(p->g, &p->g->node[node[i]]);
+        wki_domain own = wki_node_domain(g, &g->node[node[i]]);
         x->d = wki_domain_join(&x->d, &own);
     }
     s->kind = WKI_STEP_LOOP;
-    s->op = p->g->node[node[n - 1]].op;
-    bool ok = true;
-    for (int i = 0; i < n && ok; i++)
-        ok = splice(x, &p->g->node[node[i]]);
-    ok = ok && finish_loop(x);
-    wki_free(x);
-    return ok;
+    s->op = g->node[node[n - 1]].op;
+    for (int i = 0; i < n; i++)
+        if (!splice(x, &g->node[node[i]]))
+            return false;
+    return finish_loop(x);
 }
 
 static wki_view ref_view(const wki_gref *f) {
@@ -301,14 +302,17 @@ static bool lower_inplace(wk_ctx *c, wki_plan *p, const wki_gnode *n, int multi)
         }
         for (int i = 0; i < l->narg; i++)
             s->va[i] = n->va0 + i;
-        ok = wki_bind(n->op, l, in, n->nin, NULL, 0, n->ia, t, &s->run) ||
-             wki_fail(c, WK_INTERNAL, "lowering: operands of %s do not fit", n->op->name);
-        s->run.prog = &s->prog;
+        ok = new_run(c, s, l->nload + l->nstore) &&
+             (wki_bind(n->op, l, in, n->nin, NULL, 0, n->ia, t, s->run) ||
+              wki_fail(c, WK_INTERNAL, "lowering: operands of %s do not fit", n->op->name));
+        if (!ok)
+            break;
+        s->run->prog = &s->prog;
         for (int i = 0; i < l->nload + l->nstore; i++) {
             int role = i < l->nload ? i : wki_store_role(n->op, i - l->nload);
             s->at[i].buf = p->g->ref[n->ref0 + role * nt + t].buf;
-            s->at[i].off = (int64_t)(uintptr_t)s->run.opnd[i].data;
-            s->run.opnd[i].data = NULL;
+            s->at[i].off = (int64_t)(uintptr_t)s->run->opnd[i].data;
+            s->run->opnd[i].data = NULL;
         }
     }
     wki_free(in);
@@ -388,9 +392,12 @@ bool wki_lower(wk_ctx *c, wki_plan *p, const wki_groups *gr) {
     uint8_t *esc = find_escapes(c, g, gr);
     p->step = wki_calloc((size_t)max_steps, sizeof *p->step);
     p->buf = wki_calloc((size_t)g->nbuf + (size_t)gr->ngroup + 1, sizeof *p->buf);
-    bool ok = esc && p->step && p->buf;
+    splicer *x = wki_malloc(sizeof *x);
+    bool ok = esc && p->step && p->buf && x;
     if (esc && !ok)
         wki_fail(c, WK_NOMEM, "no host memory for a plan");
+    if (x)
+        *x = (splicer){.c = c, .p = p, .g = g, .escapes = esc};
     p->nbuf = g->nbuf;
     for (int b = 0; ok && b < g->nbuf; b++) {
         const wki_gbuf *gb = &g->buf[b];
@@ -405,7 +412,7 @@ bool wki_lower(wk_ctx *c, wki_plan *p, const wki_groups *gr) {
         const wki_gnode *first = &g->node[node[0]];
         bool loop = wki_node_loop(g, first) != NULL;
         if (loop && first->nout)
-            ok = lower_loop(c, p, &p->step[p->nstep++], node, n, esc);
+            ok = lower_loop(x, &p->step[p->nstep++], node, n);
         else if (loop)
             ok = lower_inplace(c, p, first, k + 1);
         else
@@ -418,5 +425,6 @@ bool wki_lower(wk_ctx *c, wki_plan *p, const wki_groups *gr) {
             }
     }
     wki_free(esc);
+    wki_free(x);
     return ok;
 }

@@ -27,11 +27,6 @@ static int by_size(const void *a, const void *b) {
     return x->buf - y->buf;
 }
 
-static int by_place(const void *a, const void *b) {
-    const life *x = *(life *const *)a, *y = *(life *const *)b;
-    return (x->at > y->at) - (x->at < y->at);
-}
-
 static int64_t lower_bound(const wki_plan *p, const life *l) {
     int64_t best = 0, *delta = wki_calloc((size_t)p->nstep + 2, sizeof *delta);
     if (!delta)
@@ -77,21 +72,26 @@ bool wki_pass_memory(wk_ctx *c, wki_plan *p) {
         if (p->buf[b].kind == WKI_B_ARENA && l[b].first >= 0)
             todo[m++] = &l[b];
     qsort(todo, (size_t)m, sizeof *todo, by_size);
-    for (int i = 0; i < m; i++) {
+    for (int i = 0; i < m; i++) { /* busy: what is placed, by offset */
         life *v = todo[i];
-        int nb = 0;
-        for (int j = 0; j < i; j++)
-            if (todo[j]->first <= v->last && v->first <= todo[j]->last)
-                busy[nb++] = todo[j];
-        qsort(busy, (size_t)nb, sizeof *busy, by_place);
         int64_t at = 0;
-        for (int j = 0; j < nb && at + v->size > busy[j]->at; j++)
-            if (busy[j]->at + busy[j]->size > at)
-                at = busy[j]->at + busy[j]->size;
+        for (int j = 0; j < i; j++) {
+            const life *o = busy[j];
+            if (o->first > v->last || v->first > o->last)
+                continue;
+            if (at + v->size <= o->at)
+                break;
+            if (o->at + o->size > at)
+                at = o->at + o->size;
+        }
         v->at = at;
         p->buf[v->buf].arena = at;
         if (at + v->size > p->arena_bytes)
             p->arena_bytes = at + v->size;
+        int j = i;
+        for (; j > 0 && busy[j - 1]->at > at; j--)
+            busy[j] = busy[j - 1];
+        busy[j] = v;
     }
     p->lower_bound = lower_bound(p, l);
 end:

@@ -54,6 +54,8 @@ void wki_plan_unref(wki_plan *p) {
         return;
     for (int i = 0; p->step && i < p->nstep; i++) {
         wki_free(p->step[i].inst);
+        wki_free(p->step[i].run);
+        wki_free(p->step[i].at);
         wki_free(p->step[i].va);
         wki_free(p->step[i].rng);
         wki_free(p->step[i].view);
@@ -117,8 +119,8 @@ void wki_plan_print(const wki_plan *p) {
         const wki_step *s = &p->step[i];
         if (s->kind == WKI_STEP_LOOP)
             fprintf(stderr, "%4d loop %-18s %3d instructions, %2d loads, %2d stores, %d dims, %d reduced%s\n", i,
-                    s->op->name, s->prog.ninst, s->prog.nload, s->prog.nstore, s->run.ndim, s->run.nred,
-                    s->run.col ? ", by column" : "");
+                    s->op->name, s->prog.ninst, s->prog.nload, s->prog.nstore, s->run->ndim, s->run->nred,
+                    s->run->col ? ", by column" : "");
         else
             fprintf(stderr, "%4d kernel %s (%s)\n", i, s->op->name, s->kernel ? s->kernel->name : "-");
     }

@@ -56,8 +56,8 @@ typedef struct wki_step {
     /* LOOP */
     wki_loop prog;
     wki_inst *inst;
-    wki_loop_run run; /* opnd[].data, arg, rng_seq, seed, fault are filled per run */
-    wki_at at[WKI_LOOP_MAX_OPERANDS];
+    wki_loop_run *run; /* as many operands as the program has; their data, arg, rng_seq, seed, fault are filled per run */
+    wki_at *at;        /* per operand */
     int32_t *va;      /* prog.narg places in the segment's VALUE list */
     int32_t *rng;     /* prog.nrng relative sequence numbers */
     /* KERNEL, USER */

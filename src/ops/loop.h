@@ -56,7 +56,7 @@ typedef struct wki_loop_guard {
 
 #define WKI_LOOP_MAX_INST 160
 #define WKI_LOOP_MAX_OPERANDS 24
-#define WKI_LOOP_MAX_DIMS 12
+#define WKI_LOOP_MAX_DIMS WK_MAX_DIMS
 
 typedef struct wki_operand {
     void *data;    /* address of the element at domain index 0 */
@@ -71,12 +71,15 @@ typedef struct wki_loop_run {
     int ndim, nred;
     bool col;
     int64_t size[WKI_LOOP_MAX_DIMS];
-    wki_operand opnd[WKI_LOOP_MAX_OPERANDS];
     const float *arg;               /* narg */
     uint64_t seed;
     const uint64_t *rng_seq;        /* nrng */
     int8_t logical[WKI_LOOP_MAX_DIMS]; /* logical[i]: place of domain dimension i in the row-major logical order (RNG, INDEX) */
     int32_t *fault;                 /* CHECK: receives op id + 1 when a check failed */
+    wki_operand opnd[WKI_LOOP_MAX_OPERANDS]; /* last: plans allocate only as many as the program has */
 } wki_loop_run;
+
+/* Bytes of a run with n operands. */
+static inline size_t wki_loop_run_bytes(int n) { return offsetof(wki_loop_run, opnd) + (size_t)n * sizeof(wki_operand); }
 
 #endif

@@ -120,7 +120,8 @@ static bool cpu_sync(wk_ctx *c) {
 
 /* Per context and plan: runs whose addresses are filled in each time. */
 typedef struct cpu_plan {
-    wki_loop_run *run; /* per step; loops only */
+    wki_loop_run **run; /* per step; loops only */
+    char *run_memory;
     float *arg;        /* VALUE attributes as floats, per step at arg0 */
     uint64_t *rng;
     int *arg0, *rng0;
@@ -131,6 +132,7 @@ static void cpu_release(wk_ctx *c, void *p) {
     (void)c;
     cpu_plan *cp = p;
     wki_free(cp->run);
+    wki_free(cp->run_memory);
     wki_free(cp->arg);
     wki_free(cp->rng);
     wki_free(cp->arg0);
@@ -155,30 +157,35 @@ static bool grow_arena(wk_ctx *c, int64_t bytes) {
 
 static void *cpu_prepare(wk_ctx *c, const wki_plan *p) {
     cpu_plan *cp = wki_calloc(1, sizeof *cp);
-    size_t n = (size_t)p->nstep + 1, nargs = 1, nrng = 1;
+    size_t n = (size_t)p->nstep + 1, nargs = 1, nrng = 1, bytes = 64;
     for (int i = 0; i < p->nstep; i++)
         if (p->step[i].kind == WKI_STEP_LOOP) {
             nargs += (size_t)p->step[i].prog.narg;
             nrng += (size_t)p->step[i].prog.nrng;
+            bytes += wki_loop_run_bytes(p->step[i].prog.nload + p->step[i].prog.nstore);
         }
     if (!cp || !(cp->run = wki_calloc(n, sizeof *cp->run)) || !(cp->arg = wki_calloc(nargs, sizeof *cp->arg)) ||
         !(cp->rng = wki_calloc(nrng, sizeof *cp->rng)) || !(cp->arg0 = wki_calloc(n, sizeof *cp->arg0)) ||
-        !(cp->rng0 = wki_calloc(n, sizeof *cp->rng0)) || !grow_arena(c, p->arena_bytes)) {
+        !(cp->rng0 = wki_calloc(n, sizeof *cp->rng0)) || !(cp->run_memory = wki_malloc(bytes)) || !grow_arena(c, p->arena_bytes)) {
         if (cp)
             cpu_release(c, cp);
         wki_fail(c, WK_NOMEM, "no host memory to prepare a plan");
         return NULL;
     }
     int a = 0, r = 0;
+    char *at = cp->run_memory;
     for (int i = 0; i < p->nstep; i++) {
         const wki_step *s = &p->step[i];
         if (s->kind != WKI_STEP_LOOP)
             continue;
-        cp->run[i] = s->run;
-        cp->run[i].prog = &s->prog;
-        cp->run[i].arg = cp->arg + a;
-        cp->run[i].rng_seq = cp->rng + r;
-        cp->run[i].fault = &cp->fault;
+        size_t size = wki_loop_run_bytes(s->prog.nload + s->prog.nstore);
+        wki_loop_run *run = cp->run[i] = (wki_loop_run *)at;
+        memcpy(run, s->run, size);
+        at += size;
+        run->prog = &s->prog;
+        run->arg = cp->arg + a;
+        run->rng_seq = cp->rng + r;
+        run->fault = &cp->fault;
         cp->arg0[i] = a;
         cp->rng0[i] = r;
         a += s->prog.narg;
@@ -188,7 +195,7 @@ static void *cpu_prepare(wk_ctx *c, const wki_plan *p) {
 }
 
 static bool run_loop_step(wk_ctx *c, cpu_plan *cp, const wki_step *s, int i, const wki_plan_args *a) {
-    wki_loop_run *r = &cp->run[i];
+    wki_loop_run *r = cp->run[i];
     for (int o = 0; o < s->prog.nload + s->prog.nstore; o++)
         r->opnd[o].data = a->buf[s->at[o].buf] ? (char *)a->buf[s->at[o].buf] + s->at[o].off : NULL;
     for (int k = 0; k < s->prog.narg; k++)

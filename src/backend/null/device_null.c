@@ -57,10 +57,10 @@ typedef struct null_plan {
 /* Bytes a loop moves: every element of its domain that an operand depends on, once. */
 static int64_t operand_bytes(const wki_step *s, int o) {
     int64_t n = 1;
-    for (int d = 0; d < s->run.ndim; d++)
-        if (s->run.opnd[o].stride[d])
-            n *= s->run.size[d];
-    return n * (int64_t)wki_dtype_size((wk_dtype)s->run.opnd[o].dtype);
+    for (int d = 0; d < s->run->ndim; d++)
+        if (s->run->opnd[o].stride[d])
+            n *= s->run->size[d];
+    return n * (int64_t)wki_dtype_size((wk_dtype)s->run->opnd[o].dtype);
 }
 
 static void *prepare(wk_ctx *c, const wki_plan *p) {
