@@ -8,15 +8,12 @@
 enum {
     CACHE_BYTES = 40 << 10,  /* registers of a tile are to stay in the first-level cache */
     SHORT_ROW = 512,         /* ROWS up to here */
-    WHOLE_ROW = 4096,        /* WIDE without split up to here */
+    WHOLE_ROW = 4096,        /* WIDE and COLS without split up to here */
     MIN_RUN = 256,           /* FLAT: where operands have shorter runs, tiles cross them */
+    PLAIN_WORK = 1 << 16,    /* element-instructions from which a plan pays */
     THREAD_WORK = 1 << 17,   /* element-instructions that are worth a thread */
-    INNER_COLUMNS = 1 << 16, /* columns from which one row is spread over threads */
+    INNER_WORK = 1 << 16,    /* elements from which one unit is spread over threads */
 };
-
-static int64_t up16(int64_t n) {
-    return (n + 15) & ~(int64_t)15;
-}
 
 static int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
@@ -26,11 +23,6 @@ static const uint8_t dtype_bytes[] = {
 #define D(name, text, bits, kind) [WK_##name] = (bits) / 8,
 #include <wick/dtype.def>
 #undef D
-};
-
-static const int8_t prim_arity[] = {
-#define P(E, name, arity, signature) arity,
-#include "ops/prims.def"
 };
 
 /* ---- registers ----------------------------------------------------------------------------------------------------- */
@@ -46,18 +38,6 @@ typedef struct {
     int nfree, nelem, nrow, nconst, nreduce;
 } registers;
 
-static int operands_of(const wki_inst *in, int16_t *v) {
-    switch ((wki_loop_code)in->code) {
-    case WKI_L_PRIM:
-        v[0] = in->a, v[1] = in->b, v[2] = in->c;
-        return prim_arity[in->sub];
-    case WKI_L_STORE: v[0] = in->b; return 1;
-    case WKI_L_REDUCE:
-    case WKI_L_CHECK: v[0] = in->a; return 1;
-    default: return 0;
-    }
-}
-
 /* The register in which instruction i wants its operand v: a ROW value is widened for an ELEM instruction. */
 static int wanted(const wki_loop_plan *p, int i, int v) {
     bool elem_use = !wki_loop_is_row(p, i) || p->inst[i].code == WKI_L_REDUCE;
@@ -68,7 +48,7 @@ static void find_last_uses(const wki_loop_plan *p, registers *g) {
     for (int i = 0; i < p->ninst; i++) {
         int16_t v[3];
         g->last[i] = g->last[WIDENED + i] = -1;
-        for (int k = operands_of(&p->inst[i], v) - 1; k >= 0; k--)
+        for (int k = wki_loop_uses(&p->inst[i], v) - 1; k >= 0; k--)
             g->last[wanted(p, i, v[k])] = (int16_t)i;
     }
 }
@@ -87,7 +67,7 @@ static void release(registers *g, int slot, int i) {
 
 static void release_operands(const wki_loop_plan *p, registers *g, int i) {
     int16_t v[3];
-    for (int k = operands_of(&p->inst[i], v) - 1; k >= 0; k--) {
+    for (int k = wki_loop_uses(&p->inst[i], v) - 1; k >= 0; k--) {
         int s = wanted(p, i, v[k]), c = p->inst[v[k]].code;
         if (s >= WIDENED || !(c == WKI_L_CONST || c == WKI_L_ARG || wki_loop_is_row(p, v[k])))
             release(g, s, i);
@@ -100,7 +80,7 @@ static void assign_registers(const wki_loop_plan *p, registers *g) {
     for (int i = 0; i < p->ninst; i++) {
         const wki_inst *in = &p->inst[i];
         int16_t v[3];
-        int n = operands_of(in, v);
+        int n = wki_loop_uses(in, v);
         for (int k = 0; k < n; k++) {
             int s = wanted(p, i, v[k]);
             if (s >= WIDENED && !wide[v[k]]) {
@@ -111,9 +91,9 @@ static void assign_registers(const wki_loop_plan *p, registers *g) {
         /* A primitive may overwrite its operands; a reduction first clears its result. */
         if (in->code != WKI_L_REDUCE)
             release_operands(p, g, i);
-        if (in->code == WKI_L_CONST || in->code == WKI_L_ARG)
+        if (wki_loop_given(in))
             g->at[i] = (int16_t)g->nconst++;
-        else if (in->code == WKI_L_STORE || in->code == WKI_L_CHECK)
+        else if (wki_loop_acts(in))
             g->at[i] = 0;
         else if (wki_loop_is_row(p, i))
             g->at[i] = (int16_t)g->nrow++;
@@ -134,7 +114,7 @@ static void assign_lean(const wki_loop_plan *p, registers *g) {
     int ne = 0, nr = 0, nc = 0, nred = 0;
     for (int i = 0; i < p->ninst; i++) {
         const wki_inst *in = &p->inst[i];
-        if (in->code == WKI_L_CONST || in->code == WKI_L_ARG)
+        if (wki_loop_given(in))
             g->at[i] = (int16_t)nc++;
         else if (rows && in->level == WKI_ROWV) {
             g->at[i] = (int16_t)nr++;
@@ -149,10 +129,15 @@ static void assign_lean(const wki_loop_plan *p, registers *g) {
     g->nreduce = nred;
 }
 
+/* Bytes of one reduction in progress: 64 lanes and a total, or for each row of a block a float and a double. */
+static int64_t acc_bytes(const wki_loop_plan *p, int64_t rows) {
+    return p->layout == WKI_COLS ? (wki_loop_up16(rows) + WKI_LOOP_PAD) * 12 : 256 + 128;
+}
+
 /* Turns places into byte offsets. Pools lie one after the other: ELEM, ROW, constants, reductions in progress. */
 static void place_registers(wki_loop_plan *p, const registers *g, int64_t elems, int64_t rows) {
-    int32_t epitch = (int32_t)(up16(elems) + WKI_LOOP_PAD) * 4;
-    int32_t rpitch = p->layout == WKI_WIDE ? 64 : (int32_t)(up16(rows) + WKI_LOOP_PAD) * 4;
+    int32_t epitch = (int32_t)wki_loop_pitch(elems) * 4;
+    int32_t rpitch = p->layout == WKI_WIDE ? 64 : (int32_t)(wki_loop_up16(rows) + WKI_LOOP_PAD) * 4;
     int32_t row0 = g->nelem * epitch, const0 = row0 + g->nrow * rpitch;
     bool widened = p->layout == WKI_ROWS || p->layout == WKI_COLS;
     for (int i = 0; i < p->ninst; i++) {
@@ -167,17 +152,13 @@ static void place_registers(wki_loop_plan *p, const registers *g, int64_t elems,
             p->reg[i] = g->at[i] * epitch;
     }
     p->acc = const0 + g->nconst * 64;
-}
-
-/* Bytes of one reduction in progress: 64 lanes, or for each row of a block a float and a double. */
-static int64_t acc_bytes(const wki_loop_plan *p, int64_t rows) {
-    return p->layout == WKI_COLS ? (up16(rows) + WKI_LOOP_PAD) * 12 : 256;
+    p->acc_bytes = (int32_t)acc_bytes(p, rows);
 }
 
 /* Do the registers of so large a tile fit? Sets p->bytes. */
 static bool fits(wki_loop_plan *p, const registers *g, int64_t elems, int64_t rows) {
-    int64_t rpitch = p->layout == WKI_WIDE ? 64 : (up16(rows) + WKI_LOOP_PAD) * 4;
-    int64_t bytes = g->nelem * (up16(elems) + WKI_LOOP_PAD) * 4 + g->nrow * rpitch + g->nconst * 64 +
+    int64_t rpitch = p->layout == WKI_WIDE ? 64 : (wki_loop_up16(rows) + WKI_LOOP_PAD) * 4;
+    int64_t bytes = g->nelem * wki_loop_pitch(elems) * 4 + g->nrow * rpitch + g->nconst * 64 +
                     (p->split ? g->nreduce * acc_bytes(p, rows) : 0);
     p->bytes = (int32_t)bytes;
     return bytes <= WKI_LOOP_SCRATCH;
@@ -389,16 +370,14 @@ static void address(wki_loop_plan *p, int first) {
 static void lay_flat(wki_loop_plan *p, const registers *g) {
     p->run = p->tile = p->nelem;
     p->units = p->pieces = 1;
-    if (p->nelem <= WKI_LOOP_CHUNK && g->nelem * up16(p->nelem) * 4 <= CACHE_BYTES && fits(p, g, p->nelem, 0)) {
+    if (p->nelem <= WKI_LOOP_TILE && g->nelem * p->nelem * 4 <= CACHE_BYTES && fits(p, g, p->nelem, 0)) {
         address(p, 0);
         place_registers(p, g, p->nelem, 0);
         return;
     }
-    int64_t t = WKI_LOOP_CHUNK;
-    while (t > 128 && g->nelem * t * 4 > CACHE_BYTES)
-        t = up16(t / 2);
-    while (!fits(p, g, t, 0))
-        t = up16(t / 2);
+    int64_t t = WKI_LOOP_TILE;
+    while ((t > 128 && g->nelem * t * 4 > CACHE_BYTES) || !fits(p, g, t, 0))
+        t = (t + WKI_LOOP_PAD) / 2 - WKI_LOOP_PAD;
     address(p, 0);
     for (int k = 0; k < p->nview; k++) {
         const wki_span *s = &p->elem[p->view[k]];
@@ -409,7 +388,7 @@ static void lay_flat(wki_loop_plan *p, const registers *g) {
             break;
         }
     }
-    p->tile = up16(ceil_div(p->run, ceil_div(p->run, t)));
+    p->tile = wki_loop_up16(ceil_div(p->run, ceil_div(p->run, t)));
     p->pieces = ceil_div(p->run, p->tile);
     p->units = p->nelem / p->run * p->pieces;
     place_registers(p, g, p->tile, 0);
@@ -418,7 +397,15 @@ static void lay_flat(wki_loop_plan *p, const registers *g) {
 /* Whole rows whose elements fill whole vectors, if such a tile is not too large. */
 static bool lay_rows(wki_loop_plan *p, const registers *g) {
     p->layout = WKI_ROWS;
-    int64_t limit = WKI_LOOP_CHUNK, even = 16 / (p->ncol & -p->ncol);
+    p->tight = p->ncol % 16 != 0;
+    p->tile = p->nrow;
+    p->units = 1;
+    if (p->nelem <= WKI_LOOP_TILE && g->nelem * p->nelem * 4 <= CACHE_BYTES && fits(p, g, p->nelem, p->nrow)) {
+        address(p, 0);
+        place_registers(p, g, p->nelem, p->nrow);
+        return true;
+    }
+    int64_t limit = WKI_LOOP_TILE, even = 16 >> (p->tight ? __builtin_ctzll((uint64_t)p->ncol) : 4);
     while (limit > 256 && g->nelem * limit * 4 > CACHE_BYTES)
         limit /= 2;
     int64_t rows = limit / p->ncol;
@@ -433,7 +420,6 @@ static bool lay_rows(wki_loop_plan *p, const registers *g) {
         rows /= 2;
     }
     p->tile = rows;
-    p->tight = p->ncol % 16 != 0;
     p->units = ceil_div(p->nrow, rows);
     address(p, 0);
     place_registers(p, g, rows * p->ncol, rows);
@@ -477,12 +463,10 @@ static void lay_cols(wki_loop_plan *p, const registers *g) {
     p->tile = 1;
     p->bsize = p->inner;
     if (p->block) {
-        p->bsize = WKI_LOOP_CHUNK;
-        while (p->bsize > 64 && g->nelem * p->bsize * 4 > CACHE_BYTES)
-            p->bsize /= 2;
-        while (!fits(p, g, p->bsize, p->bsize))
-            p->bsize /= 2;
-    } else if (g->nreduce && p->ncol && p->ncol * p->inner <= 2 * WKI_LOOP_CHUNK &&
+        p->bsize = WKI_LOOP_TILE;
+        while ((p->bsize > 64 && g->nelem * p->bsize * 4 > CACHE_BYTES) || !fits(p, g, p->bsize, p->bsize))
+            p->bsize = (p->bsize + WKI_LOOP_PAD) / 2 - WKI_LOOP_PAD;
+    } else if (g->nreduce && p->ncol && p->ncol * p->inner <= WHOLE_ROW &&
                fits(p, g, p->ncol * p->inner, p->inner)) {
         p->split = false;
         p->tile = p->ncol;
@@ -506,7 +490,7 @@ static void find_stages(wki_loop_plan *p) {
     for (int i = 0; i < p->ninst; i++) {
         int16_t v[3];
         int s = 0;
-        for (int k = operands_of(&p->inst[i], v) - 1; k >= 0; k--)
+        for (int k = wki_loop_uses(&p->inst[i], v) - 1; k >= 0; k--)
             s = s > p->stage[v[k]] ? s : p->stage[v[k]];
         s += p->inst[i].code == WKI_L_REDUCE;
         p->stage[i] = (uint8_t)s;
@@ -556,15 +540,15 @@ static bool make_plan(wki_loop_plan *p, const wki_loop_run *r) {
 
 typedef struct {
     wki_loop_units *units;
-    wki_loop_tiny *tiny;
+    wki_loop_plain *plain;
 } executor;
 
 static const executor *executor_of(wki_isa isa) {
     static const executor tiers[] = {
-        [WKI_ISA_BASELINE] = {wki_loop_units_baseline, wki_loop_tiny_baseline},
+        [WKI_ISA_BASELINE] = {wki_loop_units_baseline, wki_loop_plain_baseline},
 #if defined(__x86_64__)
-        [WKI_ISA_AVX2] = {wki_loop_units_avx2, wki_loop_tiny_avx2},
-        [WKI_ISA_AVX512] = {wki_loop_units_avx512, wki_loop_tiny_avx512},
+        [WKI_ISA_AVX2] = {wki_loop_units_avx2, wki_loop_plain_avx2},
+        [WKI_ISA_AVX512] = {wki_loop_units_avx512, wki_loop_plain_avx512},
 #endif
     };
     return &tiers[(size_t)isa < sizeof tiers / sizeof *tiers ? isa : WKI_ISA_BASELINE];
@@ -581,14 +565,14 @@ static bool contiguous(const wki_loop_run *r, const wki_operand *o) {
 }
 
 /* Runs what needs no plan. */
-static bool run_tiny(const wki_loop_run *r, wki_loop_tiny *run) {
+static bool run_plain(const wki_loop_run *r, wki_loop_plain *run) {
     const wki_loop *p = r->prog;
     int64_t n = 1;
-    if (r->nred || p->has_reduce || p->ninst > WKI_LOOP_TINY || p->inst[p->ninst - 1].code != WKI_L_STORE)
+    if (r->nred || p->has_reduce || p->ninst > WKI_LOOP_PLAIN || p->inst[p->ninst - 1].code != WKI_L_STORE)
         return false;
     for (int d = 0; d < r->ndim; d++)
         n *= r->size[d];
-    if (!n || n * p->ninst > WKI_LOOP_LEAN)
+    if (!n || n * p->ninst > PLAIN_WORK)
         return false;
     for (int o = 0; o < p->nload + p->nstore; o++)
         if (!contiguous(r, &r->opnd[o]))
@@ -633,8 +617,9 @@ static __attribute__((noinline)) bool run_planned(const wki_loop_run *r, wki_loo
         run(&p, 0, p.units);
         return true;
     }
-    if (p.layout == WKI_WIDE && p.split && p.ncol >= INNER_COLUMNS && p.units < 2 * wki_pool_size(pool)) {
+    if (p.split && p.units < 2 * wki_pool_size(pool) && p.nelem / p.units >= INNER_WORK) {
         p.pool = pool;
+        p.grain = ceil_div(THREAD_WORK, p.ninst);
         run(&p, 0, p.units);
         return true;
     }
@@ -645,5 +630,5 @@ static __attribute__((noinline)) bool run_planned(const wki_loop_run *r, wki_loo
 
 bool wki_loop_cpu(const wki_loop_run *r, wki_isa isa, wki_pool *pool) {
     const executor *e = executor_of(isa);
-    return run_tiny(r, e->tiny) || run_planned(r, e->units, pool);
+    return run_plain(r, e->plain) || run_planned(r, e->units, pool);
 }

@@ -22,8 +22,9 @@ enum {
     WKI_LOOP_RUN = 128,         /* canonical tree: columns of a part of a column reduction */
     WKI_LOOP_SCRATCH = 1 << 17, /* bytes of registers a worker has on its stack */
     WKI_LOOP_SMALL = 1 << 15,   /* the same where that is enough */
-    WKI_LOOP_LEAN = 6 << 10,    /* element-instructions up to which no registers are saved, so WKI_LOOP_SMALL has to do */
-    WKI_LOOP_TINY = 32,
+    WKI_LOOP_TILE = 1008,       /* elements of a usual tile: with WKI_LOOP_PAD, 4096 bytes */
+    WKI_LOOP_LEAN = 6 << 10,    /* element-instructions up to which a plan saves no registers */
+    WKI_LOOP_PLAIN = 32,        /* instructions of a plain program; a register of 64 elements each fits WKI_LOOP_SMALL */
     WKI_LOOP_PAD = 16,          /* floats after an ELEM or ROW register that may be read and overwritten */
     WKI_LOOP_COLS_WHOLE = 256,  /* COLS: up to so many rows make one block, and tiles of several RED steps */
 };
@@ -46,7 +47,8 @@ typedef enum wki_layout { WKI_FLAT, WKI_ROWS, WKI_WIDE, WKI_COLS } wki_layout;
 typedef struct wki_loop_plan {
     const wki_loop_run *r;
     const wki_inst *inst;
-    wki_pool *pool; /* for work inside a unit; NULL where units run in parallel */
+    wki_pool *pool; /* for the passes of a split row; NULL where units run in parallel */
+    int64_t grain;  /* elements that are worth a thread */
     wki_layout layout;
     bool split;
     bool block;     /* COLS: a tile is one RED step of a block of rows, addressed over `row` */
@@ -61,7 +63,8 @@ typedef struct wki_loop_plan {
     int nlist;
     int16_t list[WKI_LOOP_MAX_INST]; /* execution order when not split */
     int32_t reg[2 * WKI_LOOP_MAX_INST]; /* byte offset of value i's register; from MAX_INST on: ROW values widened to ELEM */
-    int32_t acc, bytes;                 /* where reductions in progress live; bytes of all registers */
+    int32_t acc, acc_bytes;             /* reductions in progress: where, and bytes of each: accumulators, totals */
+    int32_t bytes;                      /* of all that */
     int8_t direct[WKI_LOOP_MAX_INST];   /* operand that value i may be computed into, or -1 */
     uint8_t stage[WKI_LOOP_MAX_INST];   /* pass after which a value can be had */
 
@@ -78,6 +81,39 @@ typedef struct wki_loop_plan {
     int64_t unit[WKI_LOOP_MAX_DIMS + 1][WKI_LOOP_MAX_DIMS]; /* of WKI_VIEW_INDEX */
 } wki_loop_plan;
 
+static inline int64_t wki_loop_up16(int64_t n) {
+    return (n + 15) & ~(int64_t)15;
+}
+
+/* The values an instruction uses; returns how many. */
+static inline int wki_loop_uses(const wki_inst *in, int16_t *v) {
+    static const int8_t arity[] = {
+#define P(E, name, arity, signature) arity,
+#include "ops/prims.def"
+    };
+    switch ((wki_loop_code)in->code) {
+    case WKI_L_PRIM:
+        v[0] = in->a;
+        v[1] = in->b;
+        v[2] = in->c;
+        return arity[in->sub];
+    case WKI_L_STORE: v[0] = in->b; return 1;
+    case WKI_L_REDUCE:
+    case WKI_L_CHECK: v[0] = in->a; return 1;
+    default: return 0;
+    }
+}
+
+/* STORE and CHECK: instructions that do something and have no value. */
+static inline bool wki_loop_acts(const wki_inst *in) {
+    return in->code == WKI_L_STORE || in->code == WKI_L_CHECK;
+}
+
+/* CONST and ARG: values there from the start. */
+static inline bool wki_loop_given(const wki_inst *in) {
+    return in->code == WKI_L_CONST || in->code == WKI_L_ARG;
+}
+
 /* Is value or instruction i one per row? */
 static inline bool wki_loop_is_row(const wki_loop_plan *p, int i) {
     return p->layout != WKI_FLAT && p->inst[i].level == WKI_ROWV;
@@ -92,12 +128,19 @@ static inline int wki_loop_view(const wki_loop_run *r, const wki_inst *in) {
     return WKI_VIEW_INDEX + d;
 }
 
-/* One of each per tier: runs units first .. last - 1; and, without a plan, a program of up to WKI_LOOP_TINY instructions
-   (nothing but LOAD, STORE, PRIM, CONST, ARG, the last one a STORE) over n elements of contiguous operands, for up to
-   WKI_LOOP_LEAN element-instructions. Bit a of `copied`: a store may overwrite what load operand a reads. */
+/* Floats from one ELEM register to the next. A load whose address agrees in its low 12 bits with that of a recent store
+   waits for it; registers a power of two apart, or multiples of 4096 bytes, never meet so within a pass over a tile. */
+static inline int64_t wki_loop_pitch(int64_t n) {
+    int64_t w = wki_loop_up16(n) + WKI_LOOP_PAD;
+    return w > 1024 ? (w + 1023) & ~(int64_t)1023 : (int64_t)1 << (64 - __builtin_clzll((uint64_t)w - 1));
+}
+
+/* One of each per tier. `units` runs units first .. last - 1. `plain` needs no plan: a program of up to WKI_LOOP_PLAIN
+   instructions (LOAD, STORE, PRIM, CONST, ARG alone, the last one a STORE) over n elements of contiguous operands. Bit a of
+   `copied`: a store may overwrite what load operand a reads; no load may then follow a store. */
 typedef void wki_loop_units(const wki_loop_plan *p, int64_t first, int64_t last);
-typedef void wki_loop_tiny(const wki_loop_run *r, int64_t n, uint32_t copied);
+typedef void wki_loop_plain(const wki_loop_run *r, int64_t n, uint32_t copied);
 wki_loop_units wki_loop_units_baseline, wki_loop_units_avx2, wki_loop_units_avx512;
-wki_loop_tiny wki_loop_tiny_baseline, wki_loop_tiny_avx2, wki_loop_tiny_avx512;
+wki_loop_plain wki_loop_plain_baseline, wki_loop_plain_avx2, wki_loop_plain_avx512;
 
 #endif
