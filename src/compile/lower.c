@@ -263,7 +263,12 @@ static bool lower_loop(splicer *x, wki_step *s, const int *node, int n) {
     for (int i = 0; i < n; i++)
         if (!splice(x, &g->node[node[i]]))
             return false;
-    return finish_loop(x);
+    if (!finish_loop(x))
+        return false;
+    const wki_loop *own = wki_node_loop(g, &g->node[node[n - 1]]);
+    if (n == 1 && own->ninst == s->prog.ninst && own->nload == s->prog.nload && own->nstore == s->prog.nstore)
+        s->prog.straight = own->straight; /* nothing was spliced, shared or dropped */
+    return true;
 }
 
 static wki_view ref_view(const wki_gref *f) {

@@ -1,4 +1,4 @@
-/* Entry of opgen: opgen TABLE OUTDIR. Writes OUTDIR/wick/ops.h, OUTDIR/ops_gen.h, OUTDIR/ops_gen.c; a file whose text
+/* Entry of opgen: opgen TABLE OUTDIR. Writes OUTDIR/wick/ops.h, OUTDIR/ops_gen.h, OUTDIR/ops_gen.c, OUTDIR/ops_straight.inc; a file whose text
  * would not change is left alone, so that nothing is rebuilt for it. */
 #include "opgen.h"
 
@@ -88,5 +88,6 @@ int main(int argc, char **argv) {
     write_file(format("%s/wick/ops.h", argv[2]), emit_public_header);
     write_file(format("%s/ops_gen.h", argv[2]), emit_header);
     write_file(format("%s/ops_gen.c", argv[2]), emit_source);
+    write_file(format("%s/ops_straight.inc", argv[2]), emit_straight_programs);
     return 0;
 }

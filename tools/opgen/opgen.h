@@ -105,5 +105,6 @@ void vjp_emit(FILE *f, const op *o);  /* the gradient function of rows with grad
 void emit_public_header(FILE *f);
 void emit_header(FILE *f);
 void emit_source(FILE *f);
+void emit_straight_programs(FILE *f); /* elementwise programs as straight-line vector C */
 
 #endif

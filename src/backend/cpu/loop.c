@@ -4,6 +4,7 @@
  * the executors. */
 #include "backend/backend.h"
 #include "backend/cpu/loop_cpu.h"
+#include "backend/cpu/straight.h"
 
 enum {
     CACHE_BYTES = 40 << 10,  /* registers of a tile are to stay in the first-level cache */
