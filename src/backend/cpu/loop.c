@@ -631,5 +631,5 @@ static __attribute__((noinline)) bool run_planned(const wki_loop_run *r, wki_loo
 
 bool wki_loop_cpu(const wki_loop_run *r, wki_isa isa, wki_pool *pool) {
     const executor *e = executor_of(isa);
-    return run_plain(r, e->plain) || run_planned(r, e->units, pool);
+    return wki_straight_run(r, isa, pool) || run_plain(r, e->plain) || run_planned(r, e->units, pool);
 }
