@@ -201,7 +201,7 @@ static bool apply(optim *o, int m, int64_t t) {
                                                                      o->weight_decay);
     double bias1 = 1 - pow(o->beta1, (double)t), bias2 = 1 - pow(o->beta2, (double)t);
     return wki_adamw_(o->c, o->args, n, 1 - o->lr * o->weight_decay, 1 - o->beta1, o->beta2, 1 - o->beta2,
-                      o->lr / bias1, sqrt(bias2), o->eps);
+                      o->lr / bias1, 1 / sqrt(bias2), o->eps);
 }
 
 /* Gathers the parameters from `from` on that have a gradient and sat out `lag` steps, and applies the op to them. */
