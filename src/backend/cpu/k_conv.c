@@ -16,6 +16,8 @@
 #define MIN_TAPS 64
 /* Threads get lots of at least so many floating-point operations. */
 #define MIN_FLOPS_PER_LOT 1e6
+/* conv2d_dx transposes w first when its rows are longer: a column of w is then one page for every element. */
+#define LONG_ROW 512
 /* conv2d_dw sums images in so many groups, as long as the groups' sums stay below a size. */
 #define GROUPS 16
 #define GROUP_ELEMENTS (4 << 20)
@@ -32,6 +34,7 @@ typedef struct {
     int64_t xstep;           /* of x from window to window, when direct */
     int64_t nr, row_blocks;  /* window rows at a time */
     int64_t nc, chan_blocks; /* channels at a time */
+    bool turned;             /* conv2d_dx: w is (c * taps, o) */
     int64_t groups;          /* conv2d_dw */
     size_t w_bytes, y_bytes, bias_bytes, sum_bytes; /* parts of the workspace before the workers' own */
     size_t col_bytes, gemm_bytes;                   /* of each worker */
@@ -51,6 +54,13 @@ static int64_t flat_step(const wki_view *v, bool *ok) {
 
 static size_t floats(size_t n) { return wki_k_align(wki_k_mul(n, sizeof(float))); }
 
+/* Window rows are taken in blocks, for parts of the column matrix of so many channels. */
+static void cut_rows(conv *k, int64_t channels) {
+    int64_t windows = COLUMN_ELEMENTS / wki_k_max(1, channels * k->g.taps);
+    k->nr = wki_k_min(k->g.oh, wki_k_ceil(wki_k_max(MIN_WINDOWS, windows), k->g.ow));
+    k->row_blocks = wki_k_ceil(k->g.oh, k->nr);
+}
+
 /* x (n, c, h, w), w (o, c, kh, kw) and y (n, o, oh, ow) give sizes; s: the attributes from the strides on. */
 static conv conv_of(const wki_launch *l, const wki_view *x, const wki_view *w, const wki_view *y,
                     const int64_t *s) {
@@ -67,9 +77,7 @@ static conv conv_of(const wki_launch *l, const wki_view *x, const wki_view *w, c
     }
     k.xstep = flat_step(x, &flat);
     k.direct = k.g.taps == 1 && s[0] == 1 && s[1] == 1 && s[2] == 0 && s[3] == 0 && flat;
-    k.nr = wki_k_min(
-        k.g.oh, wki_k_ceil(wki_k_max(MIN_WINDOWS, COLUMN_ELEMENTS / wki_k_max(1, k.g.c * k.g.taps)), k.g.ow));
-    k.row_blocks = wki_k_ceil(k.g.oh, k.nr);
+    cut_rows(&k, k.g.c);
     k.nc = k.g.c;
     k.chan_blocks = 1;
     k.groups = 1;
@@ -221,7 +229,7 @@ bool wki_k_conv2d_im2col_run(const wki_launch *l) {
 static wki_gemm dx_gemm(const conv *k, int64_t nr, int64_t nc) {
     const wki_conv *g = &k->g;
     wki_gemm m = {.m = nc * g->taps, .n = nr * g->ow, .k = g->o, .batch = 1, .alpha = 1};
-    m.a_rs = 1, m.a_cs = g->c * g->taps;
+    m.a_rs = k->turned ? g->o : 1, m.a_cs = k->turned ? 1 : g->c * g->taps;
     m.b_rs = k->ys[1], m.b_cs = k->ystep;
     m.c_rs = k->direct ? g->h * g->w : wki_col_stride(m.n);
     return m;
@@ -236,7 +244,7 @@ static void dx_units(void *arg, int64_t begin, int64_t end, int worker) {
         for (int64_t r0 = 0; r0 < g->oh; r0 += k->nr) {
             int64_t nr = wki_k_min(k->nr, g->oh - r0);
             wki_gemm m = dx_gemm(k, nr, nc);
-            m.a = k->w + c0 * g->taps;
+            m.a = k->w + c0 * g->taps * m.a_rs;
             m.b = k->y + n * k->ys[0] + r0 * g->ow * k->ystep;
             m.c = k->direct ? image + r0 * g->ow : worker_col(k, worker);
             wki_gemm_run(&m, k->isa, NULL, worker_gemm(k, worker));
@@ -248,8 +256,13 @@ static void dx_units(void *arg, int64_t begin, int64_t end, int worker) {
 
 static conv dx_conv(const wki_launch *l) {
     conv k = conv_of(l, &l->out[0], &l->in[1], &l->in[0], l->ia + 2);
+    cut_rows(&k, wki_k_min(k.g.c, wki_k_ceil(MIN_TAPS, k.g.taps))); /* few: neighbours add to the same rows */
     cut_channels(&k);
     need_even_y(&k, &l->in[0]);
+    if (k.g.c * k.g.taps > LONG_ROW) {
+        k.turned = true;
+        k.w_bytes = floats((size_t)l->in[1].numel);
+    }
     need_scratch(&k, dx_gemm);
     return k;
 }
@@ -263,12 +276,24 @@ size_t wki_k_conv2d_dx_col2im_workspace(const wki_launch *l) {
     return workspace_of(&k);
 }
 
+/* w (o, c, kh, kw) as (c, kh, kw, o). */
+static void turn(const conv *k, const wki_view *w, float *dst) {
+    int64_t o = w->size[0], stride[4] = {1, w->size[2] * w->size[3] * o, w->size[3] * o, o};
+    wki_k_copy(4, 4, w->size, dst, stride, w->data, w->stride, k->pool);
+}
+
 bool wki_k_conv2d_dx_col2im_run(const wki_launch *l) {
     if (l->out[0].numel == 0)
         return true;
     conv k = dx_conv(l);
     char *at = l->workspace;
-    k.w = settle(&k, &l->in[1], k.w_bytes, &at);
+    if (k.turned) {
+        turn(&k, &l->in[1], (float *)(void *)at);
+        k.w = (float *)(void *)at;
+        at += k.w_bytes;
+    } else {
+        k.w = settle(&k, &l->in[1], k.w_bytes, &at);
+    }
     k.y = settle(&k, &l->in[0], k.y_bytes, &at);
     k.out = l->out[0].data;
     k.scratch = at;

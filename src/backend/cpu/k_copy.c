@@ -8,11 +8,14 @@
 
 /* Work is shared out in pieces of a row of the innermost dimension. */
 #define PIECE 16384
+/* Transposes go by squares of so many elements a side, which use whole cache lines on both sides. */
+#define SQUARE 16
 
 typedef struct {
     int bytes, nd;
     int64_t size[WK_MAX_DIMS], ds[WK_MAX_DIMS], ss[WK_MAX_DIMS];
-    int64_t pieces; /* of a row */
+    int64_t pieces;    /* of a row; of the dimension `across` in a transpose */
+    int along, across; /* transpose: the dimensions of unit stride in src and in dst */
     char *dst;
     const char *src;
 } copy_job;
@@ -69,6 +72,46 @@ static void copy_units(void *arg, int64_t begin, int64_t end, int worker) {
     }
 }
 
+/* Elements [0, na) along and [0, nb) across. */
+static void copy_square(const copy_job *j, char *dst, const char *src, int64_t na, int64_t nb) {
+    int64_t ds = j->ds[j->along] * j->bytes, ss = j->ss[j->across] * j->bytes;
+    for (int64_t a = 0; a < na; a++)
+        copy_run(dst + a * ds, 1, src + a * j->bytes, ss / j->bytes, nb, j->bytes);
+}
+
+static void transpose_units(void *arg, int64_t begin, int64_t end, int worker) {
+    const copy_job *j = arg;
+    int64_t along = j->size[j->along], across = j->size[j->across];
+    (void)worker;
+    for (int64_t u = begin; u < end; u++) {
+        int64_t row = u / j->pieces, b = u % j->pieces * SQUARE, d_at = b, s_at = b * j->ss[j->across];
+        for (int d = j->nd - 1; d >= 0; d--) {
+            if (d == j->along || d == j->across)
+                continue;
+            int64_t i = row % j->size[d];
+            row /= j->size[d];
+            d_at += i * j->ds[d];
+            s_at += i * j->ss[d];
+        }
+        for (int64_t a = 0; a < along; a += SQUARE)
+            copy_square(j, j->dst + (d_at + a * j->ds[j->along]) * j->bytes, j->src + (s_at + a) * j->bytes,
+                        wki_k_min(SQUARE, along - a), wki_k_min(SQUARE, across - b));
+    }
+}
+
+/* Whether different dimensions, neither of them short, are walked with unit stride in src and in dst. */
+static bool is_transpose(copy_job *j) {
+    j->along = j->across = -1;
+    for (int d = 0; d < j->nd; d++) {
+        if (j->ss[d] == 1)
+            j->along = d;
+        if (j->ds[d] == 1)
+            j->across = d;
+    }
+    return j->along >= 0 && j->across >= 0 && j->along != j->across && j->size[j->along] >= SQUARE / 2 &&
+           j->size[j->across] >= SQUARE / 2;
+}
+
 void wki_k_copy(int bytes, int nd, const int64_t *size, void *dst, const int64_t *dst_stride, const void *src,
                 const int64_t *src_stride, wki_pool *pool) {
     copy_job j = {.bytes = bytes, .dst = dst, .src = src};
@@ -77,8 +120,16 @@ void wki_k_copy(int bytes, int nd, const int64_t *size, void *dst, const int64_t
         if (size[d] == 0)
             return;
     merge(&j, nd, size, dst_stride, src_stride);
-    for (int d = 0; d < j.nd - 1; d++)
+    for (int d = 0; d < j.nd; d++)
         rows *= j.size[d];
+    if (is_transpose(&j)) {
+        int64_t along = j.size[j.along], across = j.size[j.across];
+        j.pieces = wki_k_ceil(across, SQUARE);
+        wki_pool_for(pool, rows / (along * across) * j.pieces, transpose_units, &j,
+                     wki_k_ceil(PIECE, SQUARE * along));
+        return;
+    }
+    rows /= j.size[j.nd - 1];
     int64_t inner = j.size[j.nd - 1];
     j.pieces = wki_k_ceil(inner, PIECE);
     wki_pool_for(pool, rows * j.pieces, copy_units, &j, wki_k_ceil(PIECE, wki_k_min(inner, PIECE)));

@@ -88,11 +88,6 @@ static void sum_columns(void *arg, int64_t begin, int64_t end, int worker) {
     int64_t width = dw->size[1], n = end - begin, step = dy->stride[dy->ndim - 1];
     float *dst = (float *)dw->data + begin;
     (void)worker;
-    if (n == width)
-        wki_k_zero(dst, dw->numel, NULL);
-    else
-        for (int64_t r = 0; r < dw->size[0]; r++)
-            wki_k_zero(dst + r * width, n, NULL);
     for (int64_t i = 0; i < j->idx->numel; i++) {
         float *to = dst + index_at(j->idx, i) * width;
         const float *from = (const float *)dy->data + row_offset(dy, i) + begin * step;
@@ -118,8 +113,9 @@ bool wki_k_embedding_grad_columns_run(const wki_launch *l) {
     }
     if (dw->numel == 0)
         return true;
+    wki_k_zero(dw->data, dw->numel, l->c->rt->pool);
     /* Whole cache lines, so that threads do not share any. */
-    int64_t columns = wki_k_ceil(wki_k_ceil(LOT, dw->size[0] + idx->numel), 16) * 16;
+    int64_t columns = wki_k_ceil(wki_k_ceil(LOT, wki_k_max(1, idx->numel)), 16) * 16;
     wki_pool_for(l->c->rt->pool, dw->size[1], sum_columns, &j, columns);
     return true;
 }

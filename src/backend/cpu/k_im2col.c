@@ -26,6 +26,10 @@ static void gather(const wki_conv *g, float *dst, const float *src, int64_t row_
         g->rows->copy(dst, g->ow, src, row_stride, rows, g->ow, in.lo, in.hi);
         return;
     }
+    if (step == 2) {
+        g->rows->copy_even(dst, g->ow, src, row_stride, rows, g->ow, in.lo, in.hi);
+        return;
+    }
     for (int64_t r = 0; r < rows; r++, dst += g->ow, src += row_stride) {
         zero(dst, in.lo);
         for (int64_t i = in.lo; i < in.hi; i++)

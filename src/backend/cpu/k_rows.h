@@ -15,6 +15,9 @@ typedef struct wki_k_rows {
        else. */
     void (*copy)(float *dst, int64_t dld, const float *src, int64_t sld, int64_t rows, int64_t n, int64_t lo,
                  int64_t hi);
+    /* The same from src[r * sld + 2 * i]. */
+    void (*copy_even)(float *dst, int64_t dld, const float *src, int64_t sld, int64_t rows, int64_t n,
+                      int64_t lo, int64_t hi);
     /* dst[r * dld + i] += src[r * sld + i] for r < rows and i < n. */
     void (*add)(float *dst, int64_t dld, const float *src, int64_t sld, int64_t rows, int64_t n);
     /* n windows of 2 by 2 side by side in rows a and b: the largest element of each, a NaN counting as

@@ -23,6 +23,21 @@ static void copy(float *dst, int64_t dld, const float *src, int64_t sld, int64_t
     }
 }
 
+static void copy_even(float *dst, int64_t dld, const float *src, int64_t sld, int64_t rows, int64_t n,
+                      int64_t lo, int64_t hi) {
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    for (int64_t i = 0; i < n; i += LANES) {
+        __mmask16 to = first(n - i);
+        __mmask16 a = (__mmask16)(first(2 * (hi - i) - 1) & ~first(2 * (lo - i)));
+        __mmask16 b = (__mmask16)(first(2 * (hi - i) - 1 - LANES) & ~first(2 * (lo - i) - LANES));
+        for (int64_t r = 0; r < rows; r++) {
+            const float *s = src + r * sld + 2 * i;
+            __m512 lower = _mm512_maskz_loadu_ps(a, s), upper = _mm512_maskz_loadu_ps(b, s + LANES);
+            _mm512_mask_storeu_ps(dst + r * dld + i, to, _mm512_permutex2var_ps(lower, even, upper));
+        }
+    }
+}
+
 static void add(float *dst, int64_t dld, const float *src, int64_t sld, int64_t rows, int64_t n) {
     for (int64_t i = 0; i < n; i += LANES) {
         __mmask16 m = first(n - i);
@@ -99,7 +114,8 @@ static inline void shift_row(float *to, const float *from, const __mmask16 *mask
                          _mm512_maskz_loadu_ps((__mmask16)(masks[t / LANES] & first(hi - t)), from + t));
 }
 
-/* A row of the column matrix is its plane moved by a number of elements, with zeros where that crosses a border. */
+/* A row of the column matrix is its plane moved by a number of elements, with zeros where that crosses a
+ * border. */
 static void shift(const wki_conv *g, float *col, int64_t ld, const float *x, int64_t channel_stride,
                   int64_t nc, int64_t r0, int64_t nr) {
     __mmask16 masks[WKI_K_SHIFT_MAX][BLOCK];
@@ -129,11 +145,11 @@ static inline __attribute__((always_inline)) void fold_columns(const wki_conv *g
         int64_t move = j0 + j - g->pw;
         from[j] = (__mmask16)(to & first(g->ow + move - v) & ~first(move - v));
     }
-    for (int64_t h = 0; h < g->h; h++) {
+    int64_t h0 = add_to ? wki_k_max(0, r0 - g->ph) : 0;
+    int64_t h1 = add_to ? wki_k_min(g->h, r0 + nr - 1 + g->kh - g->ph) : g->h;
+    for (int64_t h = h0; h < h1; h++) {
         int64_t i0 = wki_k_max(0, h + g->ph - (r0 + nr - 1)), i1 = wki_k_min(g->kh, h + g->ph - r0 + 1);
         float *dst = plane + h * g->w + v;
-        if (i0 >= i1 && add_to)
-            continue;
         __m512 sum = add_to ? _mm512_maskz_loadu_ps(to, dst) : _mm512_setzero_ps();
         for (int64_t i = i0; i < i1; i++) {
             const float *src = col + (i * g->kw + j0) * ld + (h + g->ph - i - r0) * g->ow + v + g->pw - j0;
@@ -158,6 +174,6 @@ static void fold(const wki_conv *g, float *plane, const float *col, int64_t ld, 
     }
 }
 
-const wki_k_rows wki_k_rows_avx512 = {copy, add, pool2x2, shift, fold};
+const wki_k_rows wki_k_rows_avx512 = {copy, copy_even, add, pool2x2, shift, fold};
 
 #endif

@@ -32,6 +32,13 @@ static void copy(float *dst, int64_t dld, const float *src, int64_t sld, int64_t
     }
 }
 
+static void copy_even(float *dst, int64_t dld, const float *src, int64_t sld, int64_t rows, int64_t n,
+                      int64_t lo, int64_t hi) {
+    for (int64_t r = 0; r < rows; r++, dst += dld, src += sld)
+        for (int64_t i = 0; i < n; i++)
+            dst[i] = i >= lo && i < hi ? src[2 * i] : 0;
+}
+
 static void add(float *dst, int64_t dld, const float *src, int64_t sld, int64_t rows, int64_t n) {
     for (int64_t r = 0; r < rows; r++, dst += dld, src += sld) {
         int64_t i = 0;
@@ -75,7 +82,7 @@ static void fold(const wki_conv *g, float *plane, const float *col, int64_t ld, 
     }
 }
 
-const wki_k_rows wki_k_rows_baseline = {copy, add, pool2x2, NULL, fold};
+const wki_k_rows wki_k_rows_baseline = {copy, copy_even, add, pool2x2, NULL, fold};
 
 const wki_k_rows *wki_k_rows_of(wki_isa isa) {
 #if defined(__x86_64__)
