@@ -209,17 +209,18 @@ static wk_tensor *run(job *j, wk_compiled *f, wk_fn fn, wk_tensor *const *in, in
     return out;
 }
 
-/* Reads the losses that wait; returns the last one. */
+/* Reads the losses that wait; returns their mean. */
 static double read_losses(job *j) {
-    double last = NAN;
-    for (int i = 0; i < j->nwaiting; i++) {
-        last = wk_item(j->waiting[i]);
-        j->loss_sum += last;
+    double sum = 0;
+    int n = j->nwaiting;
+    for (int i = 0; i < n; i++) {
+        sum += wk_item(j->waiting[i]);
         wk_release(j->waiting[i]);
     }
-    j->loss_count += j->nwaiting;
+    j->loss_sum += sum;
+    j->loss_count += n;
     j->nwaiting = 0;
-    return last;
+    return sum / n;
 }
 
 /* One pass over the training images. Stops early when the context fails. */
