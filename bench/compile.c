@@ -90,7 +90,8 @@ static void steady(bench_run *r, state *s) {
     bench_figure(r, "record_gpt2", 1e6 * bench_median(inside, RUNS), "us");
     bench_figure(r, "hit_gpt2", 1e6 * bench_median(whole, RUNS), "us");
     bench_figure(r, "allocs_gpt2", (double)(after.host_allocs - before.host_allocs) / RUNS, "allocations");
-    bench_figure(r, "launches_gpt2", (double)(after.graph_launches - before.graph_launches) / RUNS, "launches");
+    bench_figure(r, "launches_gpt2", (double)(after.graph_launches - before.graph_launches) / RUNS,
+                 "launches");
     bench_figure(r, "arena_gpt2", (double)after.arena_bytes / (double)after.arena_lower_bound, "ratio");
 }
 
@@ -135,6 +136,8 @@ static void run(bench_run *r) {
     }
 }
 
-static const char *const cases[] = {"plan_gpt2",     "ops_gpt2",   "record_gpt2",    "hit_gpt2",           "allocs_gpt2",
-                                    "launches_gpt2", "arena_gpt2", "new_shape_gpt2", "new_structures_gpt2", NULL};
-const bench bench_compile = {"compile", "recording and planning a training step of GPT-2 small's shape", run, cases};
+static const char *const cases[] = {
+    "plan_gpt2",  "ops_gpt2",       "record_gpt2",         "hit_gpt2", "allocs_gpt2", "launches_gpt2",
+    "arena_gpt2", "new_shape_gpt2", "new_structures_gpt2", NULL};
+const bench bench_compile = {"compile", "recording and planning a training step of GPT-2 small's shape", run,
+                             cases};
