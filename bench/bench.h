@@ -18,7 +18,8 @@ bool bench_wants(const bench_run *r, const char *name);
 /* One figure; NAN: it could not be measured, for the reason given by bench_fail. */
 void bench_figure(bench_run *r, const char *name, double value, const char *unit);
 /* A case that could not be measured, and why. The command then ends with a failure. */
-void bench_fail(bench_run *r, const char *name, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void bench_fail(bench_run *r, const char *name, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* Monotonic, seconds. */
 double bench_now(void);

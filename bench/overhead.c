@@ -127,8 +127,8 @@ static void mlp_case(bench_run *r, const char *name, bool compiled) {
     if (!bench_wants(r, name))
         return;
     wk_ctx *c = wk_ctx_new(NULL);
-    wk_module *layers[] = {wk_nn_linear(c, 64, 64, true), wk_nn_relu(c), wk_nn_linear(c, 64, 64, true), wk_nn_relu(c),
-                           wk_nn_linear(c, 64, 10, true)};
+    wk_module *layers[] = {wk_nn_linear(c, 64, 64, true), wk_nn_relu(c), wk_nn_linear(c, 64, 64, true),
+                           wk_nn_relu(c), wk_nn_linear(c, 64, 10, true)};
     int64_t labels[32];
     for (int i = 0; i < 32; i++)
         labels[i] = i % 10;
@@ -209,6 +209,6 @@ static void run(bench_run *r) {
     load(r);
 }
 
-static const char *const cases[] = {"add_4x4", "add_4x4_grad", "scope", "record_op", "mlp_step", "mlp_step_compiled",
-                                    "load",    "size",         NULL};
+static const char *const cases[] = {"add_4x4",           "add_4x4_grad", "scope", "record_op", "mlp_step",
+                                    "mlp_step_compiled", "load",         "size",  NULL};
 const bench bench_overhead = {"overhead", "the library's cost beside the arithmetic", run, cases};

@@ -40,10 +40,10 @@ void bench_figure(bench_run *r, const char *name, double value, const char *unit
     double ratio = p ? p->value / value : NAN;
     const char *device = !strcmp(r->b->name, "compile") || !strcmp(name, "record_op") ? "null" : "cpu";
     if (r->json) {
-        cli_json(json_pack("{s:s, s:s, s:f, s:s, s:s, s:o, s:o, s:i, s:s, s:s}", "bench", r->b->name, "case", name, "value",
-                           value, "unit", unit, "peer", p ? p->peer : "unproven", "peer_value",
-                           p ? json_real(p->value) : json_null(), "ratio", p ? json_real(ratio) : json_null(), "threads",
-                           r->threads, "isa", r->isa, "device", device));
+        cli_json(json_pack("{s:s, s:s, s:f, s:s, s:s, s:o, s:o, s:i, s:s, s:s}", "bench", r->b->name, "case",
+                           name, "value", value, "unit", unit, "peer", p ? p->peer : "unproven", "peer_value",
+                           p ? json_real(p->value) : json_null(), "ratio", p ? json_real(ratio) : json_null(),
+                           "threads", r->threads, "isa", r->isa, "device", device));
     } else if (p) {
         printf("%-20s %12.4g %-11s %6.1f x (%s: %.4g)\n", name, value, unit, ratio, p->peer, p->value);
     } else {
@@ -121,9 +121,15 @@ static const struct argp_option option_table[] = {
 static error_t parse(int key, char *arg, struct argp_state *s) {
     options *o = s->input;
     switch (key) {
-    case 'j': o->json = true; break;
-    case 'c': o->check = arg; break;
-    case 'l': o->list = true; break;
+    case 'j':
+        o->json = true;
+        break;
+    case 'c':
+        o->check = arg;
+        break;
+    case 'l':
+        o->list = true;
+        break;
     case ARGP_KEY_ARG:
         if (o->name)
             argp_error(s, "one bench at a time, not '%s' too", arg);
@@ -133,7 +139,8 @@ static error_t parse(int key, char *arg, struct argp_state *s) {
         if (!o->name && !o->list)
             argp_error(s, "which bench? --list prints them");
         break;
-    default: return ARGP_ERR_UNKNOWN;
+    default:
+        return ARGP_ERR_UNKNOWN;
     }
     return 0;
 }
@@ -179,10 +186,15 @@ static json_t *load_bounds(const char *path) {
 
 int cmd_bench(int argc, char **argv) {
     options o = {0};
-    const struct argp argp = {option_table, parse, "NAME[.CASE]",
-                              "Runs a bench and prints each figure with the peer's beside it; a ratio above 1 says that Wick "
-                              "is better.",
-                              NULL, NULL, NULL};
+    const struct argp argp = {
+        option_table,
+        parse,
+        "NAME[.CASE]",
+        "Runs a bench and prints each figure with the peer's beside it; a ratio above 1 says that Wick "
+        "is better.",
+        NULL,
+        NULL,
+        NULL};
     argp_parse(&argp, argc, argv, 0, NULL, &o);
     if (o.list)
         return list();

@@ -59,7 +59,8 @@ static bool read_file(gzFile f, const char *path, int ndim, idx *out, char *why,
     if (!read_bytes(f, out->data, (size_t)bytes))
         return refuse(why, n, path, reason_of(f));
     int more = gzread(f, &extra, 1); /* also where a wrong checksum is noticed */
-    return more == 0 || refuse(why, n, path, more < 0 ? reason_of(f) : "the file is longer than its header says");
+    return more == 0 ||
+           refuse(why, n, path, more < 0 ? reason_of(f) : "the file is longer than its header says");
 }
 
 bool idx_read(const char *path, int ndim, idx *out, char *why, size_t n) {

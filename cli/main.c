@@ -41,8 +41,8 @@ int64_t cli_int(struct argp_state *s, const char *option, const char *text, int6
     errno = 0;
     long long v = strtoll(text, &end, 10);
     if (errno || end == text || *end || v < low || v > high)
-        argp_error(s, "--%s takes a whole number from %lld to %lld, not '%s'", option, (long long)low, (long long)high,
-                   text);
+        argp_error(s, "--%s takes a whole number from %lld to %lld, not '%s'", option, (long long)low,
+                   (long long)high, text);
     return v;
 }
 
@@ -54,7 +54,8 @@ double cli_real(struct argp_state *s, const char *option, const char *text, doub
     return v;
 }
 
-int cli_choice(struct argp_state *s, const char *option, const char *text, const char *const *choices, int n) {
+int cli_choice(struct argp_state *s, const char *option, const char *text, const char *const *choices,
+               int n) {
     char list[256] = "";
     for (int i = 0; i < n; i++) {
         if (!strcmp(text, choices[i]))
@@ -98,7 +99,8 @@ static int dispatch(int argc, char **argv) {
         help(stderr);
         return EXIT_USAGE;
     }
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-?") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-?") || !strcmp(argv[1], "-h") ||
+        !strcmp(argv[1], "help")) {
         help(stdout);
         return 0;
     }

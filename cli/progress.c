@@ -17,7 +17,8 @@ double progress_now(void) {
 }
 
 progress progress_start(int epochs, int64_t steps, int64_t batch, int64_t total, bool quiet) {
-    progress p = {.quiet = quiet, .epochs = epochs, .steps = steps, .batch = batch, .total = total, .width = 80};
+    progress p = {
+        .quiet = quiet, .epochs = epochs, .steps = steps, .batch = batch, .total = total, .width = 80};
     struct winsize w;
     p.terminal = isatty(STDOUT_FILENO);
     if (p.terminal && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) && w.ws_col >= 20)
@@ -47,7 +48,8 @@ static void figures(const progress *p, int64_t step, double loss, char *s, size_
     double now = progress_now(), spent = now - p->epoch_started;
     int64_t seen = step < p->steps ? step * p->batch : p->total;
     double rate = spent > 0 ? (double)seen / spent : 0;
-    double left = rate > 0 ? ((double)(p->total - seen) + (double)p->total * (p->epochs - p->epoch)) / rate : 0;
+    double left =
+        rate > 0 ? ((double)(p->total - seen) + (double)p->total * (p->epochs - p->epoch)) / rate : 0;
     char eta[32], text[32] = "";
     duration(eta, sizeof eta, left);
     if (isfinite(loss))
@@ -65,7 +67,8 @@ static void draw(const progress *p, int64_t step, double loss) {
     for (int i = 0; i < room; i++)
         bar[i] = i < full ? '=' : i == full ? '>' : ' ';
     bar[room > 0 ? room : 0] = 0;
-    printf("\r\033[K%s[%s] %3d%% %.*s", head, bar, (int)(100 * step / p->steps), p->width > 60 ? 96 : 0, tail);
+    printf("\r\033[K%s[%s] %3d%% %.*s", head, bar, (int)(100 * step / p->steps), p->width > 60 ? 96 : 0,
+           tail);
     fflush(stdout);
 }
 

@@ -24,8 +24,8 @@ typedef struct options {
     const char *data_dir;
 } options;
 
-static const char *const models[] = {"cnn", "mlp"}, *const datasets[] = {"fashion"}, *const devices[] = {"cpu", "cuda"},
-                  *const switches[] = {"off", "on"};
+static const char *const models[] = {"cnn", "mlp"}, *const datasets[] = {"fashion"},
+                         *const devices[] = {"cpu", "cuda"}, *const switches[] = {"off", "on"};
 
 static const struct argp_option option_table[] = {
     {"model", 'm', "cnn|mlp", 0, "the network (default cnn)", 0},
@@ -46,20 +46,47 @@ static const struct argp_option option_table[] = {
 static error_t parse(int key, char *arg, struct argp_state *s) {
     options *o = s->input;
     switch (key) {
-    case 'm': o->model = cli_choice(s, "model", arg, models, 2); break;
-    case 'd': cli_choice(s, "data", arg, datasets, 1); break;
-    case 'D': o->data_dir = arg; break;
-    case 'v': o->device = cli_choice(s, "device", arg, devices, 2); break;
-    case 'c': o->compile = cli_choice(s, "compile", arg, switches, 2); break;
-    case 'e': o->epochs = (int)cli_int(s, "epochs", arg, 0, 100000); break;
-    case 'b': o->batch = cli_int(s, "batch", arg, 1, 60000); break;
-    case 'l': o->lr = cli_real(s, "lr", arg, 0, 1e3); break;
-    case 's': o->seed = (uint64_t)cli_int(s, "seed", arg, 0, INT64_MAX); break;
-    case 'n': o->limit = cli_int(s, "limit", arg, 1, INT64_MAX); break;
-    case 't': o->threads = (int)cli_int(s, "threads", arg, 1, 1024); break;
-    case 'j': o->json = true; break;
-    case ARGP_KEY_ARG: argp_error(s, "unexpected argument '%s'", arg); break;
-    default: return ARGP_ERR_UNKNOWN;
+    case 'm':
+        o->model = cli_choice(s, "model", arg, models, 2);
+        break;
+    case 'd':
+        cli_choice(s, "data", arg, datasets, 1);
+        break;
+    case 'D':
+        o->data_dir = arg;
+        break;
+    case 'v':
+        o->device = cli_choice(s, "device", arg, devices, 2);
+        break;
+    case 'c':
+        o->compile = cli_choice(s, "compile", arg, switches, 2);
+        break;
+    case 'e':
+        o->epochs = (int)cli_int(s, "epochs", arg, 0, 100000);
+        break;
+    case 'b':
+        o->batch = cli_int(s, "batch", arg, 1, 60000);
+        break;
+    case 'l':
+        o->lr = cli_real(s, "lr", arg, 0, 1e3);
+        break;
+    case 's':
+        o->seed = (uint64_t)cli_int(s, "seed", arg, 0, INT64_MAX);
+        break;
+    case 'n':
+        o->limit = cli_int(s, "limit", arg, 1, INT64_MAX);
+        break;
+    case 't':
+        o->threads = (int)cli_int(s, "threads", arg, 1, 1024);
+        break;
+    case 'j':
+        o->json = true;
+        break;
+    case ARGP_KEY_ARG:
+        argp_error(s, "unexpected argument '%s'", arg);
+        break;
+    default:
+        return ARGP_ERR_UNKNOWN;
     }
     return 0;
 }
@@ -123,7 +150,8 @@ static bool load_set(const char *dir, const char *prefix, set *out) {
     return true;
 }
 
-static wk_loader *loader_of(wk_ctx *c, const set *s, int64_t count, int64_t batch, bool shuffle, uint64_t seed) {
+static wk_loader *loader_of(wk_ctx *c, const set *s, int64_t count, int64_t batch, bool shuffle,
+                            uint64_t seed) {
     wk_field fields[2] = {{.dtype = WK_U8, .ndim = 3, .size = {1, SIDE, SIDE}, .data = s->images},
                           {.dtype = WK_U8, .index = true, .data = s->labels}};
     wk_loader_options o;
@@ -181,7 +209,7 @@ typedef struct job {
     wk_optim *optim;
     wk_loader *train, *test;
     int64_t ntrain, ntest;
-    wk_compiled *step, *predict; /* NULL: eager */
+    wk_compiled *step, *predict;    /* NULL: eager */
     wk_tensor *waiting[READ_EVERY]; /* losses not read yet: reading waits for the device */
     int nwaiting;
     double loss_sum;
@@ -209,17 +237,18 @@ static wk_tensor *run(job *j, wk_compiled *f, wk_fn fn, wk_tensor *const *in, in
     return out;
 }
 
-/* Reads the losses that wait; returns the last one. */
+/* Reads the losses that wait; returns their mean. */
 static double read_losses(job *j) {
-    double last = NAN;
-    for (int i = 0; i < j->nwaiting; i++) {
-        last = wk_item(j->waiting[i]);
-        j->loss_sum += last;
+    double sum = 0;
+    int n = j->nwaiting;
+    for (int i = 0; i < n; i++) {
+        sum += wk_item(j->waiting[i]);
         wk_release(j->waiting[i]);
     }
-    j->loss_count += j->nwaiting;
+    j->loss_sum += sum;
+    j->loss_count += n;
     j->nwaiting = 0;
-    return last;
+    return sum / n;
 }
 
 /* One pass over the training images. Stops early when the context fails. */
@@ -250,7 +279,8 @@ static double accuracy(job *j) {
     while (wk_loader_next(j->test, batch)) {
         int64_t n = wk_size(batch[1], 0);
         wk_tensor *y = run(j, j->predict, predict, batch, 1);
-        if (!wk_read(y, logits, (size_t)n * sizeof logits[0]) || !wk_read(batch[1], labels, (size_t)n * sizeof labels[0]))
+        if (!wk_read(y, logits, (size_t)n * sizeof logits[0]) ||
+            !wk_read(batch[1], labels, (size_t)n * sizeof labels[0]))
             break;
         for (int64_t i = 0; i < n; i++) {
             int best = 0;
@@ -268,20 +298,20 @@ static void report_epoch(const job *j, const progress *p, int epoch, double test
     double seconds = progress_now() - p->epoch_started;
     double loss = j->loss_sum / (double)j->loss_count, rate = (double)j->ntrain / seconds;
     if (j->o->json)
-        cli_json(json_pack("{s:i, s:f, s:f, s:f, s:f}", "epoch", epoch + 1, "loss", loss, "test_accuracy", test, "seconds",
-                           seconds, "images_per_second", rate));
+        cli_json(json_pack("{s:i, s:f, s:f, s:f, s:f}", "epoch", epoch + 1, "loss", loss, "test_accuracy",
+                           test, "seconds", seconds, "images_per_second", rate));
     else
-        printf("epoch %d/%d: loss %.4f, test accuracy %.4f, %.1f s, %.0f images/s\n", epoch + 1, j->o->epochs, loss, test,
-               seconds, rate);
+        printf("epoch %d/%d: loss %.4f, test accuracy %.4f, %.1f s, %.0f images/s\n", epoch + 1, j->o->epochs,
+               loss, test, seconds, rate);
     fflush(stdout);
 }
 
 static void report_end(const job *j, const progress *p, double test) {
     double seconds = progress_now() - p->started;
     if (j->o->json)
-        cli_json(json_pack("{s:s, s:s, s:b, s:I, s:f, s:f}", "model", models[j->o->model], "device", devices[j->o->device],
-                           "compiled", j->o->compile, "steps", (json_int_t)wk_optim_steps(j->optim), "seconds", seconds,
-                           "test_accuracy", test));
+        cli_json(json_pack("{s:s, s:s, s:b, s:I, s:f, s:f}", "model", models[j->o->model], "device",
+                           devices[j->o->device], "compiled", j->o->compile, "steps",
+                           (json_int_t)wk_optim_steps(j->optim), "seconds", seconds, "test_accuracy", test));
     else
         printf("test accuracy: %.4f\n", test);
 }
@@ -326,11 +356,20 @@ static int train(const options *o, wk_ctx *c, const set *train, const set *test)
 }
 
 int cmd_train(int argc, char **argv) {
-    options o = {.epochs = 4, .compile = true, .batch = 64, .lr = 2e-3, .data_dir = "/usr/share/datasets/fashion-mnist"};
-    const struct argp argp = {option_table, parse, NULL,
-                              "Trains a model on Fashion-MNIST (Debian package dataset-fashion-mnist) and prints its test "
-                              "accuracy on the last line.",
-                              NULL, NULL, NULL};
+    options o = {.epochs = 4,
+                 .compile = true,
+                 .batch = 64,
+                 .lr = 2e-3,
+                 .data_dir = "/usr/share/datasets/fashion-mnist"};
+    const struct argp argp = {
+        option_table,
+        parse,
+        NULL,
+        "Trains a model on Fashion-MNIST (Debian package dataset-fashion-mnist) and prints its test "
+        "accuracy on the last line.",
+        NULL,
+        NULL,
+        NULL};
     argp_parse(&argp, argc, argv, 0, NULL, &o);
     set training = {0}, testing = {0};
     int status = EXIT_FAILED;

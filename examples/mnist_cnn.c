@@ -63,7 +63,8 @@ static int count_right(wk_tensor *logits, wk_tensor *labels) {
     static float score[500][10];
     static int64_t label[500];
     int64_t right = 0, n = wk_size(labels, 0);
-    if (!wk_read(logits, score, (size_t)n * sizeof score[0]) || !wk_read(labels, label, (size_t)n * sizeof label[0]))
+    if (!wk_read(logits, score, (size_t)n * sizeof score[0]) ||
+        !wk_read(labels, label, (size_t)n * sizeof label[0]))
         return 0;
     for (int64_t i = 0; i < n; i++) {
         int best = 0;

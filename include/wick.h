@@ -118,7 +118,9 @@ WK_API wk_status wk_try_end(wk_ctx *c, wk_error *out);
    hand results to the caller's. The context has a root scope. An unmatched end is WK_STATE. */
 WK_API void wk_scope_begin(wk_ctx *c);
 WK_API void wk_scope_end(wk_ctx *c);
-WK_API void wk_drop(wk_tensor *t);                     /* dies now; NULL and dead handles are ignored */
+/* Dies now. NULL and dead handles are ignored, and inside wk_forward and wk_call so are tensors of the caller's scopes, so
+   that `wk_set(&x, f(x))` may start from an input. */
+WK_API void wk_drop(wk_tensor *t);
 WK_API void wk_set(wk_tensor **slot, wk_tensor *t);    /* drops *slot, stores t */
 WK_API wk_tensor *wk_keep(wk_tensor *t);               /* on scope end, moves to the next outer scope; returns t */
 WK_API wk_tensor *wk_retain(wk_tensor *t);             /* one more reference, released by wk_release; returns t */
@@ -153,7 +155,8 @@ WK_API wk_device wk_device_of(wk_tensor *t);
 WK_API bool wk_is_contiguous(wk_tensor *t);
 WK_API bool wk_is_poison(wk_tensor *t);
 
-/* Reading flushes pending work and waits. A failed context gives NaN / 0 / false. */
+/* Reading flushes pending work and waits. In a failed context what was computed can still be read; all else gives NaN, 0 or
+   false. */
 WK_API double wk_item(wk_tensor *t);       /* numel must be 1 */
 WK_API int64_t wk_item_i64(wk_tensor *t);  /* numel must be 1; floats are truncated */
 /* Copies all elements, row-major, to dst (bytes must equal numel * itemsize). */

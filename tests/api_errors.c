@@ -83,7 +83,8 @@ TEST(errors, missing_arguments) {
 
 TEST(errors, shapes_of_ops) {
     wk_ctx *c = api_ctx(false);
-    wk_tensor *x = wk_ones(c, WK_F32, SIZE(2, 3)), *w = wk_ones(c, WK_F32, SIZE(4, 5)), *v = wk_ones(c, WK_F32, SIZE(3));
+    wk_tensor *x = wk_ones(c, WK_F32, SIZE(2, 3)), *w = wk_ones(c, WK_F32, SIZE(4, 5)),
+              *v = wk_ones(c, WK_F32, SIZE(3));
     wk_matmul(x, w);
     CHECK_ERROR(c, WK_SHAPE);
     wk_linear(x, w, NULL);

@@ -25,7 +25,9 @@ void api_end(wk_ctx *c) {
     wk_ctx_free(c);
 }
 
-wk_tensor *api_vector(wk_ctx *c, int n, const float *v) { return wk_from_data(c, WK_F32, 1, (int64_t[]){n}, v); }
+wk_tensor *api_vector(wk_ctx *c, int n, const float *v) {
+    return wk_from_data(c, WK_F32, 1, (int64_t[]){n}, v);
+}
 
 wk_tensor *api_normal(wk_ctx *c, int ndim, const int64_t *size) {
     int64_t n = 1;

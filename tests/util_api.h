@@ -9,11 +9,12 @@ wk_ctx *api_ctx(bool dev);
 /* Checks that nothing failed, and frees. */
 void api_end(wk_ctx *c);
 
-#define SIZE(...) (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__}
+#define SIZE(...)                                                                                            \
+    (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]) { __VA_ARGS__ }
 
-wk_tensor *api_vector(wk_ctx *c, int n, const float *v);          /* f32 (n) */
-wk_tensor *api_normal(wk_ctx *c, int ndim, const int64_t *size);  /* f32, from the harness's random numbers */
-wk_tensor *api_classes(wk_ctx *c, int64_t n, int64_t classes);    /* i64 (n), each in [0, classes) */
+wk_tensor *api_vector(wk_ctx *c, int n, const float *v);         /* f32 (n) */
+wk_tensor *api_normal(wk_ctx *c, int ndim, const int64_t *size); /* f32, from the harness's random numbers */
+wk_tensor *api_classes(wk_ctx *c, int64_t n, int64_t classes);   /* i64 (n), each in [0, classes) */
 /* All elements of an f32 tensor, to be freed; fails the test and gives zeros where it cannot be read. */
 float *api_read(wk_tensor *t);
 
@@ -33,5 +34,6 @@ typedef struct api_run {
     void *self;
     wk_compiled *f; /* NULL: eager */
 } api_run;
-api_run api_runner(wk_ctx *c, wk_fn fn, void *self, bool compiled); /* compiled: strict, as eager to the bit */
+api_run api_runner(wk_ctx *c, wk_fn fn, void *self,
+                   bool compiled); /* compiled: strict, as eager to the bit */
 wk_tensor *api_call(const api_run *r, wk_tensor *const *in, int nin);

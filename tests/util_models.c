@@ -71,7 +71,8 @@ static void block_forward(wk_ctx *c, void *self, wk_tensor *const *in, int nin, 
     (void)c, (void)nin, (void)nout;
     block *b = self;
     wk_tensor *x = in[0], *qkv = wk_forward(b->qkv, wk_forward(b->ln1, x));
-    wk_tensor *y = wk_attention(heads_of(qkv, 0), heads_of(qkv, 1), heads_of(qkv, 2), true, 0.25 /* 1 / sqrt(16) */);
+    wk_tensor *y =
+        wk_attention(heads_of(qkv, 0), heads_of(qkv, 1), heads_of(qkv, 2), true, 0.25 /* 1 / sqrt(16) */);
     y = wk_reshape(wk_transpose(y, 1, 2), 3, (int64_t[]){wk_size(x, 0), wk_size(x, 1), TF_WIDTH});
     x = wk_add(x, wk_forward(b->proj, y));
     y = wk_gelu_tanh(wk_forward(b->fc1, wk_forward(b->ln2, x)));
@@ -90,7 +91,8 @@ static wk_module *block_new(wk_ctx *c) {
     return m;
 }
 
-static void transformer_forward(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+static void transformer_forward(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out,
+                                int nout) {
     (void)nin, (void)nout;
     transformer *n = self;
     wk_module *m = wk_this_module(c);

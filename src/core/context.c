@@ -9,13 +9,23 @@ void wk_runtime_options_init(wk_runtime_options *o) {
     *o = (wk_runtime_options){.struct_size = sizeof *o};
 }
 
+/* A plan is built under the lock, and looks up user ops as it goes. */
+static bool recursive_mutex(pthread_mutex_t *lock) {
+    pthread_mutexattr_t a;
+    if (pthread_mutexattr_init(&a))
+        return false;
+    bool ok = !pthread_mutexattr_settype(&a, PTHREAD_MUTEX_RECURSIVE) && !pthread_mutex_init(lock, &a);
+    pthread_mutexattr_destroy(&a);
+    return ok;
+}
+
 wk_runtime *wk_runtime_new(const wk_runtime_options *o) {
     wk_runtime *rt = wki_calloc(1, sizeof *rt);
     pthread_mutex_t *lock = rt ? wki_malloc(sizeof *lock) : NULL;
     if (!lock)
         goto fail;
     rt->lock = lock;
-    if (pthread_mutex_init(lock, NULL))
+    if (!recursive_mutex(lock))
         goto fail;
     atomic_init(&rt->refs, 1);
     atomic_init(&rt->next_ordinal, 0);

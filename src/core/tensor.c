@@ -342,8 +342,11 @@ void wk_drop(wk_tensor *h) {
     if (!wki_handle_ok(h))
         return;
     wki_tensor *t = wki_slot(h);
+    wk_ctx *c = t->ctx;
     if (t->flags & WKI_F_POISON || !t->scope_pos)
         return;
+    if (c->scope_floor && t->scope_pos <= c->marks[c->scope_floor - 1])
+        return; /* borrowed by the function that runs: its caller's to drop */
     wki_tensor_disown(t);
     if (t->ctx->nowned && !t->ctx->owned[t->ctx->nowned - 1] &&
         (!t->ctx->nmarks || t->ctx->nowned > t->ctx->marks[t->ctx->nmarks - 1]))

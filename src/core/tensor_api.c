@@ -288,7 +288,7 @@ bool wki_touch_read(wki_tensor *t) {
         c->cur_op = NULL;
         return wki_fail(c, WK_STATE, "reading the result of a call that failed");
     }
-    if (t->st->pending && !wki_flush(c))
+    if (t->st->pending && (c->failed || !wki_flush(c)))
         return false;
     if (t->st->failed || t->st->pending) {
         c->cur_op = NULL;
@@ -321,7 +321,7 @@ bool wk_read(wk_tensor *h, void *dst, size_t bytes) {
     ASK(h, false);
     wk_ctx *c = t->ctx;
     c->cur_op = NULL;
-    if (c->failed || !wki_touch_read(t))
+    if (!wki_touch_read(t))
         return false;
     size_t each = wki_dtype_size((wk_dtype)t->dtype), want = (size_t)t->numel * each;
     if (bytes != want)
@@ -366,7 +366,7 @@ void *wk_data(wk_tensor *h, bool writable) {
     ASK(h, NULL);
     wk_ctx *c = t->ctx;
     c->cur_op = NULL;
-    if (c->failed || !(writable ? wki_touch_write(t) : wki_touch_read(t)))
+    if (writable ? c->failed || !wki_touch_write(t) : !wki_touch_read(t))
         return NULL;
     if (t->st->dev != WK_CPU) {
         wki_fail(c, WK_DEVICE, "wk_data: the tensor is on %s (wk_read copies it)", wk_device_name((wk_device)t->st->dev));
@@ -381,7 +381,7 @@ void *wk_data(wk_tensor *h, bool writable) {
 static bool read_one(wki_tensor *t, void *raw) {
     wk_ctx *c = t->ctx;
     c->cur_op = NULL;
-    if (c->failed || !wki_touch_read(t))
+    if (!wki_touch_read(t))
         return false;
     if (t->numel != 1) {
         char text[128];

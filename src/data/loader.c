@@ -7,11 +7,11 @@
 
 typedef struct field {
     wk_field what;
-    wk_dtype dtype;      /* of the batch tensor */
-    int64_t numel;       /* per sample */
-    wk_tensor *full;     /* retained; NULL where no batch is full */
-    wk_tensor *tail;     /* retained; the smaller last batch, NULL where there is none */
-    void *staging;       /* a full batch on the host, for other devices than the CPU */
+    wk_dtype dtype;  /* of the batch tensor */
+    int64_t numel;   /* per sample */
+    wk_tensor *full; /* retained; NULL where no batch is full */
+    wk_tensor *tail; /* retained; the smaller last batch, NULL where there is none */
+    void *staging;   /* a full batch on the host, for other devices than the CPU */
 } field;
 
 typedef struct loader {
@@ -20,9 +20,9 @@ typedef struct loader {
     wk_loader_options opt;
     int64_t count, batches, at; /* at: the batch that comes next */
     uint64_t epoch;
-    int64_t *order;             /* count sample numbers; NULL: as they come */
-    wk_tensor *sentinel;        /* lives exactly as long as the scope of the current iteration */
-    float unit[256];            /* what each u8 becomes */
+    int64_t *order;      /* count sample numbers; NULL: as they come */
+    wk_tensor *sentinel; /* lives exactly as long as the scope of the current iteration */
+    float unit[256];     /* what each u8 becomes */
     int nfields;
     field fields[];
 } loader;
@@ -59,12 +59,14 @@ static bool field_init(loader *l, int i, const wk_field *what) {
     wk_ctx *c = l->c;
     field *f = &l->fields[i];
     f->what = *what;
-    bool known = what->dtype == WK_U8 || what->dtype == WK_F32 || what->dtype == WK_I64 || what->dtype == WK_I32;
+    bool known =
+        what->dtype == WK_U8 || what->dtype == WK_F32 || what->dtype == WK_I64 || what->dtype == WK_I32;
     if (!known)
-        return wki_fail(c, WK_DTYPE, "field %d is %s; a loader takes u8, f32, i64 and i32", i, wk_dtype_name(what->dtype));
+        return wki_fail(c, WK_DTYPE, "field %d is %s; a loader takes u8, f32, i64 and i32", i,
+                        wk_dtype_name(what->dtype));
     if (what->ndim < 0 || what->ndim >= WK_MAX_DIMS)
-        return wki_fail(c, WK_SHAPE, "field %d has %d dimensions a sample (0 to %d are allowed)", i, what->ndim,
-                        WK_MAX_DIMS - 1);
+        return wki_fail(c, WK_SHAPE, "field %d has %d dimensions a sample (0 to %d are allowed)", i,
+                        what->ndim, WK_MAX_DIMS - 1);
     if (!what->data && l->count)
         return wki_fail(c, WK_INVALID, "field %d has no data", i);
     f->dtype = what->dtype == WK_F32 || (what->dtype == WK_U8 && !what->index) ? WK_F32 : WK_I64;
@@ -85,7 +87,8 @@ static bool field_init(loader *l, int i, const wk_field *what) {
     return true;
 }
 
-wk_loader *wk_loader_new(wk_ctx *c, const wk_field *fields, int nfields, int64_t count, const wk_loader_options *given) {
+wk_loader *wk_loader_new(wk_ctx *c, const wk_field *fields, int nfields, int64_t count,
+                         const wk_loader_options *given) {
     wk_loader_options o;
     wk_loader_options_init(&o);
     if (given)
@@ -95,8 +98,8 @@ wk_loader *wk_loader_new(wk_ctx *c, const wk_field *fields, int nfields, int64_t
     if (c->failed)
         return wki_box_invalid(c);
     if (o.batch < 1 || count < 0 || nfields < 1 || !fields) {
-        wki_fail(c, WK_INVALID, "a loader of %d fields, %lld samples and batches of %lld", nfields, (long long)count,
-                 (long long)o.batch);
+        wki_fail(c, WK_INVALID, "a loader of %d fields, %lld samples and batches of %lld", nfields,
+                 (long long)count, (long long)o.batch);
         return wki_box_invalid(c);
     }
     loader *l = wki_calloc(1, sizeof *l + (size_t)nfields * sizeof *l->fields);
@@ -228,7 +231,8 @@ bool wk_loader_next(wk_loader *h, wk_tensor **batch) {
         wk_tensor *t = n == l->opt.batch ? f->full : f->tail;
         if (!fill(l, f, t, first, n))
             break;
-        batch[i] = wk_detach(t); /* a handle of this iteration: using it later is an error, not another batch */
+        batch[i] =
+            wk_detach(t); /* a handle of this iteration: using it later is an error, not another batch */
         if (!l->sentinel)
             l->sentinel = wk_detach(t);
     }

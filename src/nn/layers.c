@@ -23,7 +23,8 @@ static wk_module *layer_new(wk_ctx *c, const char *kind, wk_fn forward, layer wh
 static double inverse_root(int64_t fan_in) { return fan_in > 0 ? 1 / sqrt((double)fan_in) : 0; }
 
 /* A parameter uniform in [-bound, bound): Kaiming uniform with a = sqrt(5) has bound 1 / sqrt(fan_in). */
-static void uniform_param(wk_ctx *c, wk_module *m, const char *name, int ndim, const int64_t *size, double bound) {
+static void uniform_param(wk_ctx *c, wk_module *m, const char *name, int ndim, const int64_t *size,
+                          double bound) {
     bool grad = wk_grad_enable(c, false);
     wk_scope_begin(c);
     wk_module_param(m, name, wk_mul_scalar(wk_add_scalar(wk_rand(c, ndim, size), -0.5), 2 * bound));
@@ -69,7 +70,8 @@ wk_module *wk_nn_conv2d(wk_ctx *c, int64_t in_channels, int64_t out_channels, in
     return m;
 }
 
-static void layer_norm_forward(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+static void layer_norm_forward(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out,
+                               int nout) {
     (void)nin, (void)nout;
     const layer *l = self;
     wk_module *m = wk_this_module(c);
@@ -83,7 +85,8 @@ wk_module *wk_nn_layer_norm(wk_ctx *c, int64_t features, double eps) {
     return m;
 }
 
-static void embedding_forward(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+static void embedding_forward(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out,
+                              int nout) {
     (void)self, (void)nin, (void)nout;
     out[0] = wk_embedding(wk_module_own(wk_this_module(c), 0), in[0]);
 }
@@ -104,7 +107,9 @@ static void dropout_forward(wk_ctx *c, void *self, wk_tensor *const *in, int nin
     out[0] = wk_is_training(wk_this_module(c)) ? wk_dropout(in[0], l->value) : in[0];
 }
 
-wk_module *wk_nn_dropout(wk_ctx *c, double p) { return layer_new(c, "dropout", dropout_forward, (layer){.value = p}); }
+wk_module *wk_nn_dropout(wk_ctx *c, double p) {
+    return layer_new(c, "dropout", dropout_forward, (layer){.value = p});
+}
 
 static void relu_forward(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
     (void)c, (void)self, (void)nin, (void)nout;
@@ -114,7 +119,8 @@ static void relu_forward(wk_ctx *c, void *self, wk_tensor *const *in, int nin, w
 wk_module *wk_nn_relu(wk_ctx *c) { return layer_new(c, "relu", relu_forward, (layer){0}); }
 
 /* Each layer's input dies as soon as its output is there; the first one is the caller's. */
-static void sequential_forward(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+static void sequential_forward(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out,
+                               int nout) {
     (void)self, (void)nin, (void)nout;
     wk_module *m = wk_this_module(c), *next;
     wk_tensor *x = in[0];

@@ -262,9 +262,11 @@ static wki_module *resolve(wk_ctx *c, wk_module *h, wki_module *running, const v
         return m;
     m = get(h, caller);
     if (!m)
-        wki_fail(c, WK_HANDLE, h ? "forward of a module that was freed or never made" : "forward of a NULL module");
+        wki_fail(c, WK_HANDLE,
+                 h ? "forward of a module that was freed or never made" : "forward of a NULL module");
     else if (m->c != c)
-        wki_fail(c, WK_HANDLE, "module %s belongs to another context (wk_module_share makes one here)", m->kind);
+        wki_fail(c, WK_HANDLE, "module %s belongs to another context (wk_module_share makes one here)",
+                 m->kind);
     return c->failed ? NULL : m;
 }
 
@@ -273,8 +275,8 @@ static void all_poison(wk_ctx *c, wk_tensor **out, int nout) {
         out[i] = c ? wki_handle(c->poison) : NULL;
 }
 
-static void run_forward(wk_ctx *c, wki_module *m, void **running, wk_tensor *const *in, int nin, wk_tensor **out, int nout,
-                        const void *caller) {
+static void run_forward(wk_ctx *c, wki_module *m, void **running, wk_tensor *const *in, int nin,
+                        wk_tensor **out, int nout, const void *caller) {
     void *outer = *running;
     wk_scope_begin(c);
     uint32_t floor = wki_scope_floor(c);
@@ -300,7 +302,8 @@ static void run_forward(wk_ctx *c, wki_module *m, void **running, wk_tensor *con
     wk_scope_end(c);
 }
 
-static void forward_n(wk_module *h, wk_tensor *const *in, int nin, wk_tensor **out, int nout, const void *caller) {
+static void forward_n(wk_module *h, wk_tensor *const *in, int nin, wk_tensor **out, int nout,
+                      const void *caller) {
     wk_ctx *c = NULL;
     for (int i = 0; i < nin && !c; i++) /* the first input that is present says where it runs */
         if (in[i])
@@ -365,7 +368,8 @@ static bool collect(walk *w, const wki_module *m, const char *prefix) {
     for (int i = 0; i < m->nparam; i++) {
         if (seen(w, m->param[i].t))
             continue;
-        if (!grow(&w->t, w->n, sizeof *w->t) || (w->name && !(w->name[w->n] = join(prefix, m->param[i].name))))
+        if (!grow(&w->t, w->n, sizeof *w->t) ||
+            (w->name && !(w->name[w->n] = join(prefix, m->param[i].name))))
             return false;
         w->t[w->n++] = m->param[i].t;
     }

@@ -33,8 +33,8 @@ typedef struct wki_module {
     struct wki_module *parent;
     wk_module *origin; /* the module that this one is a wk_module_share of, directly or not; else NULL */
     bool training;
-    int running;       /* forward calls of it in progress */
-    char **names;      /* dotted parameter names of the whole tree, made when asked for; NULL when out of date */
+    int running;  /* forward calls of it in progress */
+    char **names; /* dotted parameter names of the whole tree, made when asked for; NULL when out of date */
     int nnames;
 } wki_module;
 
