@@ -1,6 +1,8 @@
 /* The thread pool. Each worker waits at a gate of its own, so a small job wakes only the threads that it uses; the
- * caller waits at one more gate, opened by whoever finishes last. A gate spins for the gap between two kernels and
- * then sleeps. Calls base/alloc, base/cpu and POSIX threads. */
+ * caller waits at one more gate, opened by the worker that finishes last. A gate spins for the gap between two
+ * kernels and then sleeps. A worker must claim its part before it runs it, and so may the caller once it is done with
+ * its own: a worker that is slow to wake, or has lost its CPU to another program, holds nobody up. Calls base/alloc,
+ * base/cpu and POSIX threads. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -31,7 +33,8 @@ typedef struct {
 } gate;
 
 typedef struct {
-    gate go;
+    gate go;             /* counts the jobs that have a part for this worker */
+    atomic_uint claimed; /* the last of those whose part somebody has taken */
     pthread_t thread;
     wki_pool *pool;
     int index;
@@ -99,25 +102,36 @@ static void gate_open(gate *g) {
     pthread_mutex_unlock(&g->lock);
 }
 
-static void gate_wait(gate *g, unsigned seen, int64_t spin_ns) {
-    if (atomic_load(&g->count) != seen)
-        return;
+/* Returns the count once it is not `seen`. */
+static unsigned gate_wait(gate *g, unsigned seen, int64_t spin_ns) {
+    unsigned count = atomic_load(&g->count);
+    if (count != seen)
+        return count;
     if (spin_ns > 0) {
         int64_t until = now_ns() + spin_ns;
         do {
             for (int i = 0; i < 8; i++) {
                 relax();
-                if (atomic_load_explicit(&g->count, memory_order_acquire) != seen)
-                    return;
+                count = atomic_load_explicit(&g->count, memory_order_acquire);
+                if (count != seen)
+                    return count;
             }
         } while (now_ns() < until);
     }
     pthread_mutex_lock(&g->lock);
     atomic_store(&g->asleep, 1);
-    while (atomic_load(&g->count) == seen)
+    while ((count = atomic_load(&g->count)) == seen)
         pthread_cond_wait(&g->wake, &g->lock);
     atomic_store(&g->asleep, 0);
     pthread_mutex_unlock(&g->lock);
+    return count;
+}
+
+/* True for one of those who ask for the part of job number `count`. Whoever gets it may read the job until it counts
+ * the part as done. */
+static int claim(worker *w, unsigned count) {
+    unsigned before = count - 1;
+    return atomic_compare_exchange_strong(&w->claimed, &before, count);
 }
 
 static void run_part(wki_pool *p, int part) {
@@ -131,8 +145,10 @@ static void run_part(wki_pool *p, int part) {
 static void *worker_main(void *arg) {
     worker *w = arg;
     wki_pool *p = w->pool;
-    for (unsigned seen = 0;; seen++) {
-        gate_wait(&w->go, seen, p->spin_ns);
+    for (unsigned seen = 0;;) {
+        seen = gate_wait(&w->go, seen, p->spin_ns);
+        if (!claim(w, seen))
+            continue;
         if (p->stop)
             return NULL;
         run_part(p, w->index);
@@ -163,6 +179,7 @@ static void start_workers(wki_pool *p, int want) {
         worker *w = &p->workers[i];
         w->pool = p;
         w->index = i + 1;
+        atomic_init(&w->claimed, 0);
         if (!gate_init(&w->go))
             break;
         if (pthread_create(&w->thread, NULL, worker_main, w)) {
@@ -211,6 +228,34 @@ void wki_pool_free(wki_pool *p) {
 
 int wki_pool_size(const wki_pool *p) { return p ? p->size : 1; }
 
+static void run_job(wki_pool *p, void (*fn)(void *arg, int64_t begin, int64_t end, int worker), void *arg,
+                    int64_t n, int64_t grain) {
+    int64_t units = n / grain + (n % grain != 0);
+    int parts = units < p->size ? (int)units : p->size;
+    p->fn = fn;
+    p->arg = arg;
+    p->n = n;
+    p->grain = grain;
+    p->parts = parts;
+    atomic_store_explicit(&p->pending, parts - 1, memory_order_relaxed);
+    unsigned seen = atomic_load_explicit(&p->done.count, memory_order_relaxed);
+    for (int i = 0; i < parts - 1; i++)
+        gate_open(&p->workers[i].go);
+    run_part(p, 0);
+    int taken = 0;
+    for (int i = parts - 2; i >= 0; i--) {
+        worker *w = &p->workers[i];
+        if (claim(w, atomic_load_explicit(&w->go.count, memory_order_relaxed))) {
+            run_part(p, w->index);
+            taken++;
+        }
+    }
+    /* The gate opens exactly when a worker counts down to 0; having taken and counted the last parts, the caller
+     * must not wait for that, nor may it leave an opening behind for the next job. */
+    if (taken == 0 || atomic_fetch_sub(&p->pending, taken) > taken)
+        gate_wait(&p->done, seen, p->spin_ns);
+}
+
 void wki_pool_for(wki_pool *p, int64_t n, void (*fn)(void *arg, int64_t begin, int64_t end, int worker),
                   void *arg, int64_t grain) {
     if (n <= 0)
@@ -222,17 +267,6 @@ void wki_pool_for(wki_pool *p, int64_t n, void (*fn)(void *arg, int64_t begin, i
         fn(arg, 0, n, 0);
         return;
     }
-    int64_t units = n / grain + (n % grain != 0);
-    p->fn = fn;
-    p->arg = arg;
-    p->n = n;
-    p->grain = grain;
-    p->parts = units < p->size ? (int)units : p->size;
-    atomic_store_explicit(&p->pending, p->parts - 1, memory_order_relaxed);
-    unsigned seen = atomic_load_explicit(&p->done.count, memory_order_relaxed);
-    for (int i = 0; i < p->parts - 1; i++)
-        gate_open(&p->workers[i].go);
-    run_part(p, 0);
-    gate_wait(&p->done, seen, p->spin_ns);
+    run_job(p, fn, arg, n, grain);
     atomic_flag_clear_explicit(&p->busy, memory_order_release);
 }

@@ -8,6 +8,7 @@
 #include "backend/cpu/gemm_tier.h"
 
 #define ALIGN 64
+#define LINE 16 /* floats in a cache line */
 
 /* Below this many floating-point operations for each thread, waking it costs more than it gives. */
 #define MIN_FLOPS_PER_THREAD 2e6
@@ -18,7 +19,10 @@
 typedef struct {
     const wki_gemm_tier *tier;
     int64_t kc, mc, nc;
+    int dot; /* one column: the tier's dot rather than its tile */
     int pack_a, pack_b;
+    int lazy_b;        /* a strip of B is packed by the thread that uses it, not up front by all threads */
+    int one_strip;     /* lazy, and used up at once: each thread packs one strip over the last */
     int batch_threads; /* threads that take whole matrices; 1: all threads share each matrix, as the grid says */
     int grid_m, grid_n; /* threads along the rows and the columns of one matrix */
     size_t a_bytes;     /* packed A of one thread */
@@ -110,20 +114,24 @@ static void choose_threads(plan *pl, const wki_gemm *g, int nthreads) {
 static plan make_plan(const wki_gemm *g, wki_isa isa, int nthreads) {
     const wki_gemm_tier *tier = tier_of(isa);
     plan pl = {.tier = tier};
-    pl.kc = even_piece(g->k, tier->kc, 8);
+    pl.dot = g->n == 1 && g->a_cs == 1 && g->b_rs == 1;
+    pl.kc = even_piece(g->k, pl.dot ? tier->dot_kc : tier->kc, 8);
     pl.nc = even_piece(g->n, tier->nc, tier->nr);
     choose_threads(&pl, g, nthreads);
     int64_t rows = ceil_div(ceil_div(g->m, tier->mr), pl.grid_m) * tier->mr;
     pl.mc = even_piece(min64(rows, g->m), tier->mc, tier->mr);
 
     double a_size = 4.0 * (double)g->m * (double)g->k, b_size = 4.0 * (double)g->k * (double)g->n;
-    pl.pack_a = g->n > 4 * tier->nr && a_size > DIRECT_BYTES;
-    pl.pack_b =
-        g->b_cs != 1 || (!tier->tails && g->n % tier->nr) || (g->m > 4 * tier->mr && b_size > DIRECT_BYTES);
+    pl.pack_a = !pl.dot && g->n > 4 * tier->nr && a_size > DIRECT_BYTES;
+    int tails_fit = tier->tails || g->n % tier->nr == 0;
+    pl.pack_b = !pl.dot && (g->b_cs != 1 || !tails_fit || (g->m > 5 * tier->mr && b_size > DIRECT_BYTES));
+    pl.lazy_b = pl.pack_b && pl.grid_m == 1;
+    pl.one_strip = pl.lazy_b && g->m <= pl.mc;
+    int64_t b_columns = pl.one_strip ? (int64_t)pl.grid_n * tier->nr : round_up(pl.nc, tier->nr);
     if (pl.pack_a)
         pl.a_bytes = (size_t)round_up(4 * pl.mc * pl.kc, ALIGN);
     if (pl.pack_b)
-        pl.b_bytes = (size_t)round_up(4 * pl.kc * round_up(pl.nc, tier->nr), ALIGN);
+        pl.b_bytes = (size_t)round_up(4 * pl.kc * b_columns, ALIGN);
     return pl;
 }
 
@@ -138,45 +146,85 @@ typedef struct {
     char *packed_a; /* one buffer for each cell of the grid */
 } block;
 
-static void pack_strips(void *arg, int64_t begin, int64_t end, int worker) {
-    const block *bl = arg;
+static void pack_strip(const block *bl, int64_t j, float *dst) {
     const wki_gemm *g = bl->g;
     const wki_gemm_tier *tier = bl->pl->tier;
+    int64_t width = min64(tier->nr, bl->nc - j);
+    tier->pack(dst, tier->nr, bl->b + j * g->b_cs, g->b_rs, g->b_cs, bl->kc, width);
+}
+
+static void pack_strips(void *arg, int64_t begin, int64_t end, int worker) {
+    const block *bl = arg;
+    int64_t nr = bl->pl->tier->nr;
     (void)worker;
-    for (int64_t s = begin; s < end; s++) {
-        int64_t j = s * tier->nr;
-        tier->pack(bl->packed_b + j * bl->kc, tier->nr, bl->b + j * g->b_cs, g->b_rs, g->b_cs, bl->kc,
-                   min64(tier->nr, bl->nc - j));
+    for (int64_t j = begin * nr; j < min64(end * nr, bl->nc); j += nr)
+        pack_strip(bl, j, bl->packed_b + j * bl->kc);
+}
+
+/* Columns [j0, j1) of the block, and where a thread has its packed operands. */
+typedef struct {
+    int64_t j0, j1;
+    float *packed_a, *packed_b; /* NULL: not packed */
+} cell;
+
+/* What tile `index` of a strip fetches for the next strip, a line for each step of k: the first tiles its part of B,
+ * then its part of C. Rows that lie pages apart are not foreseen by the core. */
+static void look_ahead(wki_gemm_tile *t, const block *bl, const float *c, int64_t j, int packed,
+                       int64_t index) {
+    const wki_gemm *g = bl->g;
+    int64_t lines = ceil_div(bl->pl->tier->nr, LINE);
+    if (index >= 2 * lines)
+        return;
+    if (index >= lines) {
+        t->next = c + (index - lines) * LINE;
+        t->next_rs = g->c_rs;
+    } else if (packed) {
+        t->next = t->b + (lines + index) * LINE * bl->kc;
+        t->next_rs = LINE;
+    } else if (g->b_cs == 1) {
+        t->next = bl->b + j + index * LINE;
+        t->next_rs = g->b_rs;
     }
 }
 
-/* Rows [i0, i0 + m) by columns [j0, j1) of the block, m at most mc. The first `high` tiles are one row higher than
- * the others: a tile of few rows cannot hide the latency of its sums, so all get about the same. */
-static void compute_rect(const block *bl, int64_t i0, int64_t m, int64_t j0, int64_t j1, float *packed_a) {
+/* Rows [i0, i0 + m) of a cell, m at most mc. Operands are packed just before their first use, A strip by strip under
+ * the first columns and B under the first rows. The first `high` tiles are one row higher than the others: a tile of
+ * few rows cannot hide the latency of its sums, so all get about the same. */
+static void compute_rows(const block *bl, const cell *ce, int64_t i0, int64_t m, int pack_b) {
     const wki_gemm *g = bl->g;
     const wki_gemm_tier *tier = bl->pl->tier;
     int64_t tiles = ceil_div(m, tier->mr), height = m / tiles, high = m % tiles;
     int first = bl->pc == 0, last = bl->pc + bl->kc == g->k;
     wki_gemm_tile t = {.k = bl->kc, .c_rs = g->c_rs, .alpha = g->alpha, .beta = first ? g->beta : 1};
     t.act = last ? g->act : WKI_ACT_NONE;
-    t.a_rs = packed_a ? 1 : g->a_rs;
-    t.b_rs = bl->packed_b ? tier->nr : g->b_rs;
+    t.a_rs = ce->packed_a ? 1 : g->a_rs;
+    t.b_rs = ce->packed_b ? tier->nr : g->b_rs;
+    void (*run)(const wki_gemm_tile *) = bl->pl->dot ? tier->dot : tier->tile;
     const float *a = bl->a + i0 * g->a_rs;
-    for (int64_t i = 0, rows; packed_a && i < m; i += rows) {
-        rows = height + (i < high * (height + 1));
-        tier->pack(packed_a + i * bl->kc, rows, a + i * g->a_rs, g->a_cs, g->a_rs, bl->kc, rows);
-    }
-    for (int64_t j = j0; j < j1; j += tier->nr) {
-        t.n = (int)min64(tier->nr, j1 - j);
-        t.b = bl->packed_b ? bl->packed_b + j * bl->kc : bl->b + j * g->b_cs;
+    for (int64_t j = ce->j0; j < ce->j1; j += tier->nr) {
+        float *strip =
+            ce->packed_b && !bl->pl->one_strip ? ce->packed_b + (j - ce->j0) * bl->kc : ce->packed_b;
+        if (pack_b)
+            pack_strip(bl, j, strip);
+        t.n = (int)min64(tier->nr, ce->j1 - j);
+        t.b = strip ? strip : bl->b + j * g->b_cs;
         t.bias_n = last && g->bias_n ? g->bias_n + bl->jc + j : NULL;
+        int more = ce->j1 - j > tier->nr;
+        int64_t index = 0;
         for (int64_t i = 0; i < m; i += t.m) {
             t.m = (int)height + (i < high * (height + 1));
-            t.a_cs = packed_a ? t.m : g->a_cs;
-            t.a = packed_a ? packed_a + i * bl->kc : a + i * g->a_rs;
+            t.a_cs = ce->packed_a ? t.m : g->a_cs;
+            t.a = ce->packed_a ? ce->packed_a + i * bl->kc : a + i * g->a_rs;
+            if (ce->packed_a && j == ce->j0)
+                tier->pack(ce->packed_a + i * bl->kc, t.m, a + i * g->a_rs, g->a_cs, g->a_rs, bl->kc, t.m);
             t.c = bl->c + (i0 + i) * g->c_rs + j;
             t.bias_m = last && g->bias_m ? g->bias_m + i0 + i : NULL;
-            tier->tile(&t);
+            t.next = t.b;
+            t.next_rs = 0;
+            if (more)
+                look_ahead(&t, bl, bl->c + i0 * g->c_rs + j + tier->nr, j + tier->nr, strip && !pack_b,
+                           index++);
+            run(&t);
         }
     }
 }
@@ -191,15 +239,18 @@ static void compute_cells(void *arg, int64_t begin, int64_t end, int worker) {
     const block *bl = arg;
     const plan *pl = bl->pl;
     (void)worker;
-    for (int64_t cell = begin; cell < end; cell++) {
-        int64_t ci = cell % pl->grid_m, cj = cell / pl->grid_m;
+    for (int64_t index = begin; index < end; index++) {
+        int64_t ci = index % pl->grid_m, cj = index / pl->grid_m;
         int64_t i0 = ci ? share_end(bl->g->m, pl->tier->mr, ci - 1, pl->grid_m) : 0;
-        int64_t j0 = cj ? share_end(bl->nc, pl->tier->nr, cj - 1, pl->grid_n) : 0;
         int64_t i1 = share_end(bl->g->m, pl->tier->mr, ci, pl->grid_m);
-        int64_t j1 = share_end(bl->nc, pl->tier->nr, cj, pl->grid_n);
-        float *packed_a = pl->pack_a ? (float *)(void *)(bl->packed_a + (size_t)cell * pl->a_bytes) : NULL;
+        cell ce = {.j0 = cj ? share_end(bl->nc, pl->tier->nr, cj - 1, pl->grid_n) : 0};
+        ce.j1 = share_end(bl->nc, pl->tier->nr, cj, pl->grid_n);
+        if (pl->pack_a)
+            ce.packed_a = (float *)(void *)(bl->packed_a + (size_t)index * pl->a_bytes);
+        if (pl->pack_b)
+            ce.packed_b = bl->packed_b + (pl->one_strip ? cj * pl->tier->nr : ce.j0) * bl->kc;
         for (int64_t i = i0; i < i1; i += pl->mc)
-            compute_rect(bl, i, min64(pl->mc, i1 - i), j0, j1, packed_a);
+            compute_rows(bl, &ce, i, min64(pl->mc, i1 - i), pl->lazy_b && i == i0);
     }
 }
 
@@ -216,7 +267,7 @@ static void run_matrix(const wki_gemm *g, const plan *pl, wki_pool *pool, char *
             bl.kc = min64(pl->kc, g->k - bl.pc);
             bl.a = a + bl.pc * g->a_cs;
             bl.b = b + bl.pc * g->b_rs + bl.jc * g->b_cs;
-            if (bl.packed_b)
+            if (pl->pack_b && !pl->lazy_b)
                 wki_pool_for(cells > 1 ? pool : NULL, ceil_div(bl.nc, pl->tier->nr), pack_strips, &bl, 1);
             wki_pool_for(cells > 1 ? pool : NULL, cells, compute_cells, &bl, 1);
         }

@@ -10,6 +10,7 @@
 #define MR 14
 #define NR 32
 #define LANES 16
+#define STEPS 4 /* of k, unrolled in tile_packed */
 
 /* Unrolled code with a check at every addition takes minutes to build under UBSan; memory stays checked. */
 #define PLAIN __attribute__((no_sanitize("undefined")))
@@ -61,24 +62,28 @@ INLINE void finish(const wki_gemm_tile *t, __m512 acc[MR][2], __mmask16 last, co
     }
 }
 
-/* m and nv are constants at every call, so `acc` lives in registers. Rows of A are reached from one pointer for
- * three rows (x86 addresses scale a stride by 1 or 2 elements): 14 pointers would not fit. */
-INLINE void tile(const wki_gemm_tile *t, const int m, const int nv) {
-    __mmask16 last = first_lanes(t->n - (nv - 1) * LANES);
-    int64_t k = t->k, a_rs = t->a_rs, a_cs = t->a_cs, b_rs = t->b_rs;
-    const float *b = t->b;
-    const float *row[(MR + 2) / 3];
-    __m512 acc[MR][2];
-    EACH(r, (m + 2) / 3) {
-        row[r] = t->a + 3 * r * a_rs;
-        __asm__("" : "+r"(row[r])); /* keeps the compiler from deriving the pointers from one another */
-    }
+INLINE void start(const wki_gemm_tile *t, __m512 acc[MR][2], const int m, const int nv) {
     EACH(i, m) {
         EACH(v, nv) {
             _mm_prefetch((const char *)(t->c + i * t->c_rs + v * LANES), _MM_HINT_T0);
             acc[i][v] = _mm512_setzero_ps();
         }
     }
+}
+
+/* m and nv are constants at every call, so `acc` lives in registers. Rows of A are reached from one pointer for
+ * three rows (x86 addresses scale a stride by 1 or 2 elements): 14 pointers would not fit. */
+INLINE void tile(const wki_gemm_tile *t, const int m, const int nv) {
+    __mmask16 last = first_lanes(t->n - (nv - 1) * LANES);
+    int64_t k = t->k, a_rs = t->a_rs, a_cs = t->a_cs, b_rs = t->b_rs, next_rs = t->next_rs;
+    const float *b = t->b, *next = t->next;
+    const float *row[(MR + 2) / 3];
+    __m512 acc[MR][2];
+    EACH(r, (m + 2) / 3) {
+        row[r] = t->a + 3 * r * a_rs;
+        __asm__("" : "+r"(row[r])); /* keeps the compiler from deriving the pointers from one another */
+    }
+    start(t, acc, m, nv);
     for (int64_t p = 0; p < k; p++) {
         __m512 bv[2];
         EACH(v, nv) { bv[v] = _mm512_maskz_loadu_ps(v == nv - 1 ? last : 0xffff, b + v * LANES); }
@@ -88,8 +93,40 @@ INLINE void tile(const wki_gemm_tile *t, const int m, const int nv) {
         }
         EACH(r, (m + 2) / 3) { row[r] += a_cs; }
         b += b_rs;
+        _mm_prefetch((const char *)next, _MM_HINT_T1);
+        next += next_rs;
     }
     finish(t, acc, last, m, nv);
+}
+
+INLINE void step_packed(__m512 acc[MR][2], const float *a, const float *b, const int m) {
+    __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + LANES);
+    EACH(i, m) {
+        __m512 av = _mm512_set1_ps(a[i]);
+        acc[i][0] = _mm512_fmadd_ps(av, b0, acc[i][0]);
+        acc[i][1] = _mm512_fmadd_ps(av, b1, acc[i][1]);
+    }
+}
+
+/* The same sums where both operands are packed and the tile is NR wide. Addresses are constants beside three
+ * pointers, so that counting takes few of the slots in which the core could start a multiply-add. */
+INLINE void tile_packed(const wki_gemm_tile *t, const int m) {
+    int64_t k = t->k, next_rs = t->next_rs;
+    const float *a = t->a, *b = t->b, *next = t->next;
+    __m512 acc[MR][2];
+    start(t, acc, m, 2);
+    for (; k >= STEPS; k -= STEPS) {
+        EACH(u, STEPS) {
+            step_packed(acc, a + u * m, b + u * NR, m);
+            _mm_prefetch((const char *)(next + u * next_rs), _MM_HINT_T1);
+        }
+        a += STEPS * m;
+        b += STEPS * NR;
+        next += STEPS * next_rs;
+    }
+    for (; k > 0; k--, a += m, b += NR)
+        step_packed(acc, a, b, m);
+    finish(t, acc, 0xffff, m, 2);
 }
 
 #define FOR_EACH_M(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
@@ -98,10 +135,58 @@ INLINE void tile(const wki_gemm_tile *t, const int m, const int nv) {
     PLAIN static void tile_##m##x2(const wki_gemm_tile *t) { tile(t, m, 2); }
 FOR_EACH_M(DEFINE)
 
+PLAIN static void tile_12_packed(const wki_gemm_tile *t) { tile_packed(t, 12); }
+PLAIN static void tile_13_packed(const wki_gemm_tile *t) { tile_packed(t, 13); }
+PLAIN static void tile_14_packed(const wki_gemm_tile *t) { tile_packed(t, 14); }
+
 static void run_tile(const wki_gemm_tile *t) {
 #define ROW(m) {tile_##m##x1, tile_##m##x2},
     static void (*const tiles[MR][2])(const wki_gemm_tile *) = {FOR_EACH_M(ROW)};
-    tiles[t->m - 1][t->n > LANES](t);
+    static void (*const packed[])(const wki_gemm_tile *) = {tile_12_packed, tile_13_packed, tile_14_packed};
+    if (t->m >= 12 && t->n == NR && t->a_rs == 1 && t->a_cs == t->m && t->b_rs == NR)
+        packed[t->m - 12](t);
+    else
+        tiles[t->m - 1][t->n > LANES](t);
+}
+
+/* Thirty-two partial sums for each of `m` rows from row i on, added pairwise at the end. */
+INLINE void dot(const wki_gemm_tile *t, int i, const int m) {
+    const float *a = t->a + i * t->a_rs, *b = t->b;
+    __m512 acc[4][2];
+    EACH(r, m) {
+        EACH(v, 2) { acc[r][v] = _mm512_setzero_ps(); }
+    }
+    int64_t p = 0;
+    for (; p + 2 * LANES <= t->k; p += 2 * LANES) {
+        EACH(v, 2) {
+            __m512 bv = _mm512_loadu_ps(b + p + v * LANES);
+            EACH(r, m) {
+                acc[r][v] = _mm512_fmadd_ps(_mm512_loadu_ps(a + r * t->a_rs + p + v * LANES), bv, acc[r][v]);
+            }
+        }
+    }
+    for (int v = 0; p < t->k; p += LANES, v++) {
+        __mmask16 mask = first_lanes((int)(t->k - p));
+        __m512 bv = _mm512_maskz_loadu_ps(mask, b + p);
+        EACH(r, m) {
+            __m512 sum = _mm512_maskz_loadu_ps(mask, a + r * t->a_rs + p);
+            sum = _mm512_mask3_fmadd_ps(sum, bv, v ? acc[r][1] : acc[r][0], mask);
+            acc[r][0] = v ? acc[r][0] : sum;
+            acc[r][1] = v ? sum : acc[r][1];
+        }
+    }
+    EACH(r, m) {
+        float sum = _mm512_reduce_add_ps(_mm512_add_ps(acc[r][0], acc[r][1]));
+        t->c[(i + r) * t->c_rs] = wki_gemm_finish(t, sum, i + r, 0);
+    }
+}
+
+PLAIN static void run_dot(const wki_gemm_tile *t) {
+    int i = 0;
+    for (; i + 4 <= t->m; i += 4)
+        dot(t, i, 4);
+    for (; i < t->m; i++)
+        dot(t, i, 1);
 }
 
 /* Up to 16 lanes by 4 * quads steps of k, transposed. Loading quads of k from lanes r, r + 4, r + 8 and r + 12 into
@@ -167,7 +252,15 @@ PLAIN static void pack(float *dst, int64_t ld, const float *src, int64_t ps, int
     }
 }
 
-const wki_gemm_tier wki_gemm_avx512 = {
-    .mr = MR, .nr = NR, .tails = 1, .kc = 256, .mc = 20 * MR, .nc = 96 * NR, .tile = run_tile, .pack = pack};
+const wki_gemm_tier wki_gemm_avx512 = {.mr = MR,
+                                       .nr = NR,
+                                       .tails = 1,
+                                       .kc = 256,
+                                       .mc = 20 * MR,
+                                       .nc = 96 * NR,
+                                       .dot_kc = 4096,
+                                       .tile = run_tile,
+                                       .dot = run_dot,
+                                       .pack = pack};
 
 #endif

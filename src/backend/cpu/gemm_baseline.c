@@ -17,19 +17,7 @@ INLINE vec load(const float *p) { return *(const vec_u *)p; }
 
 INLINE void store(float *p, vec v) { *(vec_u *)p = v; }
 
-INLINE float finish(const wki_gemm_tile *t, float v, int i, int j) {
-    if (t->alpha != 1)
-        v *= t->alpha;
-    if (t->beta != 0)
-        v += t->beta * t->c[i * t->c_rs + j];
-    if (t->bias_n)
-        v += t->bias_n[j];
-    if (t->bias_m)
-        v += t->bias_m[i];
-    return t->act == WKI_ACT_RELU && v < 0 ? 0 : v;
-}
-
-INLINE vec finish_vec(const wki_gemm_tile *t, vec v, int i, int j) {
+INLINE vec finish(const wki_gemm_tile *t, vec v, int i, int j) {
     if (t->alpha != 1)
         v *= t->alpha;
     if (t->beta != 0)
@@ -61,7 +49,7 @@ INLINE void tile(const wki_gemm_tile *t, const int m) {
     }
     if (t->n == NR) {
         EACH(i, m) {
-            EACH(v, NV) { store(t->c + i * t->c_rs + v * LANES, finish_vec(t, acc[i][v], i, v * LANES)); }
+            EACH(v, NV) { store(t->c + i * t->c_rs + v * LANES, finish(t, acc[i][v], i, v * LANES)); }
         }
         return;
     }
@@ -71,7 +59,7 @@ INLINE void tile(const wki_gemm_tile *t, const int m) {
     }
     for (int i = 0; i < m; i++)
         for (int j = 0; j < t->n; j++)
-            t->c[i * t->c_rs + j] = finish(t, edge[i][j], i, j);
+            t->c[i * t->c_rs + j] = wki_gemm_finish(t, edge[i][j], i, j);
 }
 
 static void run_tile(const wki_gemm_tile *t) {
@@ -93,6 +81,22 @@ static void run_tile(const wki_gemm_tile *t) {
         break;
     default:
         tile(t, MR);
+    }
+}
+
+/* Sixteen partial sums, added pairwise at the end. */
+static void run_dot(const wki_gemm_tile *t) {
+    for (int i = 0; i < t->m; i++) {
+        const float *a = t->a + i * t->a_rs, *b = t->b;
+        vec acc[4] = {{0}, {0}, {0}, {0}};
+        int64_t p = 0;
+        for (; p + 16 <= t->k; p += 16) {
+            EACH(v, 4) { acc[v] += load(a + p + v * LANES) * load(b + p + v * LANES); }
+        }
+        for (; p < t->k; p++)
+            acc[p / LANES % 4][p % LANES] += a[p] * b[p];
+        vec sum = (acc[0] + acc[1]) + (acc[2] + acc[3]);
+        t->c[i * t->c_rs] = wki_gemm_finish(t, (sum[0] + sum[1]) + (sum[2] + sum[3]), i, 0);
     }
 }
 
@@ -132,5 +136,13 @@ static void pack(float *dst, int64_t ld, const float *src, int64_t ps, int64_t l
     }
 }
 
-const wki_gemm_tier wki_gemm_baseline = {
-    .mr = MR, .nr = NR, .tails = 0, .kc = 256, .mc = 24 * MR, .nc = 256 * NR, .tile = run_tile, .pack = pack};
+const wki_gemm_tier wki_gemm_baseline = {.mr = MR,
+                                         .nr = NR,
+                                         .tails = 0,
+                                         .kc = 256,
+                                         .mc = 24 * MR,
+                                         .nc = 256 * NR,
+                                         .dot_kc = 4096,
+                                         .tile = run_tile,
+                                         .dot = run_dot,
+                                         .pack = pack};
