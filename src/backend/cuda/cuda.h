@@ -1,0 +1,119 @@
+/* The CUDA device behind the tables of backend.h and plan.h: what a runtime and a context keep for it, and how the files of
+ * this directory that run plans reach each other. May call base, core, the op table, the emitter of loop kernels and cu.h. */
+#ifndef WKI_CUDA_H
+#define WKI_CUDA_H
+
+#include "backend/backend.h"
+#include "backend/cuda/cu.h"
+#include "backend/cuda/k_params.cuh"
+#include "compile/emit_cuda.h"
+
+#include <pthread.h>
+
+/* Hand-written kernels: F(family, name), a family being one program. */
+#define WKK_KERNELS(F)                                                                                                    \
+    F(COPY, wkk_copy1)                                                                                                    \
+    F(COPY, wkk_copy4)                                                                                                    \
+    F(COPY, wkk_copy8)                                                                                                    \
+    F(COPY, wkk_copy_flat)                                                                                                \
+    F(COPY, wkk_attr_floats)                                                                                              \
+    F(COPY, wkk_pad_slice)                                                                                                \
+    F(CONV, wkk_conv_im2col)                                                                                              \
+    F(CONV, wkk_conv_col2im)                                                                                              \
+    F(CONV, wkk_conv_bias)                                                                                                \
+    F(CONV, wkk_conv_sum)                                                                                                 \
+    F(POOL, wkk_max_pool)                                                                                                 \
+    F(POOL, wkk_pool_grad_clear)                                                                                          \
+    F(POOL, wkk_pool_grad_mark)                                                                                           \
+    F(POOL, wkk_pool_grad_sum)                                                                                            \
+    F(POOL, wkk_max_pool_gather)                                                                                          \
+    F(INDEX, wkk_embedding_rows)                                                                                          \
+    F(INDEX, wkk_embedding_index)                                                                                         \
+    F(INDEX, wkk_embedding_sum)
+
+typedef enum wki_cuda_fn {
+#define F(family, name) WKI_FN_##name,
+    WKK_KERNELS(F)
+#undef F
+    WKI_FN_COUNT
+} wki_cuda_fn;
+typedef enum wki_cuda_family { WKI_FAMILY_COPY, WKI_FAMILY_CONV, WKI_FAMILY_POOL, WKI_FAMILY_INDEX, WKI_FAMILY_COUNT } wki_cuda_family;
+
+/* ---- the runtime's part: rt->dev_state[WK_CUDA] ---------------------------------------------------------------------- */
+
+typedef struct wki_cuda_texts wki_cuda_texts; /* kernels of generated texts (texts.c) */
+
+typedef struct wki_cuda {
+    wki_cu *cu;
+    wki_cu_device *dev; /* NULL: there is none, and `why` says so */
+    char why[1008];
+    pthread_mutex_t lock; /* guards what follows */
+    wki_cuda_texts *texts;
+    _Atomic(wki_cu_function *) fn[WKI_FN_COUNT];
+} wki_cuda;
+
+/* ---- the context's part: c->dev_state[WK_CUDA] ------------------------------------------------------------------------ */
+
+/* First words of the argument block; VALUE attributes as doubles follow, then addresses. */
+enum { WKI_ARG_SEED, WKI_ARG_RNG_BASE, WKI_ARG_FAULT = WKK_FAULT_WORD, WKI_ARG_VALUES };
+
+typedef struct wki_cuda_ctx {
+    wki_cuda *rt;
+    wki_cu_stream *stream;
+    wki_cu_ptr arena, args, fault; /* args: the argument block; fault: an int32 */
+    size_t arena_bytes, args_bytes;
+    uint32_t generation; /* moves on when one of these addresses does: plans that hold it are set up again */
+    wki_cu_ring *ring;   /* feeds args */
+    wki_cu_ring *upload; /* blocks of WKI_UPLOAD_BYTES, made on demand */
+    char *bounce;        /* page-locked: WKI_BOUNCE_BYTES for small downloads, then an int32 for the fault word */
+    bool may_fault;      /* something that can store to the fault word was queued since it was last read */
+    const char *first_op, *last_op; /* of the plan queued last: for errors that show up later */
+} wki_cuda_ctx;
+
+enum { WKI_UPLOAD_BLOCKS = 16, WKI_UPLOAD_BYTES = 256 * 1024, WKI_BOUNCE_BYTES = 64 * 1024 };
+
+/* The context's state, made on demand; NULL after wki_fail. */
+wki_cuda_ctx *wki_cuda_of(wk_ctx *c);
+/* wki_fail for what a call of cu.h reported; returns false. */
+bool wki_cuda_fail(wk_ctx *c, const wki_cu_error *err);
+/* Room for a plan's arena and argument block. */
+bool wki_cuda_reserve(wk_ctx *c, size_t arena_bytes, size_t args_bytes);
+/* Host to device, in stream order; src may be reused on return. */
+bool wki_cuda_upload(wk_ctx *c, wki_cu_ptr to, const void *src, size_t bytes);
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------------- */
+
+/* Compiled and loaded on first use, which must not be inside a capture. */
+bool wki_cuda_fn_get(wk_ctx *c, wki_cuda_fn fn, wki_cu_function **out);
+/* Queues a hand-written kernel: blocks of WKK_THREADS threads for `work` items, `each` of them a block. Nothing when work
+   is 0. */
+bool wki_cuda_launch(wk_ctx *c, wki_cuda_fn fn, const void *params, int64_t work, int64_t each);
+bool wki_cuda_launch_grid(wk_ctx *c, wki_cuda_fn fn, const void *params, int64_t x, int64_t y);
+/* Of n elements of `bytes` each: dst and src are addresses, strides count elements. */
+bool wki_cuda_copy(wk_ctx *c, int bytes, int nd, const int64_t *size, wkk_at dst, const int64_t *ds, wkk_at src,
+                   const int64_t *ss);
+/* A contiguous copy of v. */
+bool wki_cuda_copy_plain(wk_ctx *c, wkk_at dst, const wki_view *v);
+bool wki_cuda_zero(wk_ctx *c, wki_cu_ptr p, int64_t floats);
+/* An f32 product at fixed addresses; type and alignment are filled in. */
+bool wki_cuda_gemm(wk_ctx *c, wki_cu_gemm *g, const wki_cu_gemm_args *args);
+/* Can a product walk an operand with these strides, or must it be copied? */
+bool wki_cuda_gemm_walks(int64_t rows, int64_t cols, int64_t rs, int64_t cs);
+
+static inline wkk_at wki_at_of(const wki_view *v) { return (wkk_at){(wkk_u64)(uintptr_t)v->data, v->slot}; }
+static inline wkk_at wki_at_addr(wki_cu_ptr p) { return (wkk_at){p, -1}; }
+static inline wki_cu_ptr wki_addr_of(const wki_view *v) { return (wki_cu_ptr)(uintptr_t)v->data; }
+void wki_cuda_view(wkk_view *out, const wki_view *v, int nd);
+static inline bool wki_view_absent(const wki_view *v) { return v->dtype == WK_DTYPE_COUNT; }
+
+/* The functions of generated texts, compiled where they are not known yet. Fills fn[0..n-1]. */
+bool wki_cuda_texts_get(wk_ctx *c, const wki_cu_kernel_text *t, int n, wki_cu_function **fn);
+/* A user op's kernel: the one __global__ function of its text. */
+bool wki_cuda_user_fn(wk_ctx *c, const wki_op *op, wki_cu_function **fn);
+void wki_cuda_texts_free(wki_cuda *rt);
+
+/* ---- plans (plan_cuda.c) ----------------------------------------------------------------------------------------------- */
+
+extern const struct wki_plan_api wki_cuda_plans;
+
+#endif

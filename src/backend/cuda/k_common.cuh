@@ -1,0 +1,39 @@
+/* What hand-written CUDA kernels share. Stands behind k_params.cuh. */
+typedef unsigned wkk_u32;
+
+#define WKK_KERNEL extern "C" __global__ void __launch_bounds__(WKK_THREADS)
+/* i over [0, n), shared out among all threads of the grid. */
+#define WKK_EACH(i, n)                                                                                                    \
+    for (wkk_i64 i = (wkk_i64)blockIdx.x * WKK_THREADS + threadIdx.x; i < (n); i += (wkk_i64)gridDim.x * WKK_THREADS)
+
+static __device__ __forceinline__ char *wkk_ptr(wkk_at at, const wkk_u64 *args) {
+    return (char *)(at.slot < 0 ? at.base : args[at.slot] + at.base);
+}
+
+/* The offset of element i, counted row-major. */
+static __device__ __forceinline__ wkk_i64 wkk_offset(int nd, const wkk_i64 *size, const wkk_i64 *stride, wkk_i64 i) {
+    wkk_i64 at = 0;
+    if (i >> 31 == 0) {
+        wkk_u32 r = (wkk_u32)i;
+        for (int d = nd - 1; d > 0; d--) {
+            wkk_u32 s = size[d] >> 32 ? 0xffffffffu : (wkk_u32)size[d], q = r / s;
+            at += (wkk_i64)(r - q * s) * stride[d];
+            r = q;
+        }
+        return nd ? at + (wkk_i64)r * stride[0] : 0;
+    }
+    for (int d = nd - 1; d > 0; d--) {
+        at += i % size[d] * stride[d];
+        i /= size[d];
+    }
+    return nd ? at + i * stride[0] : 0;
+}
+
+static __device__ __forceinline__ wkk_i64 wkk_view_offset(const wkk_view &v, wkk_i64 i) {
+    return wkk_offset((int)v.nd, v.size, v.stride, i);
+}
+
+/* The plan reports the op whose number this is. */
+static __device__ __forceinline__ void wkk_fault(const wkk_u64 *args, wkk_i64 op) {
+    atomicCAS((int *)args[WKK_FAULT_WORD], 0, (int)op + 1);
+}

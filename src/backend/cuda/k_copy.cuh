@@ -1,0 +1,49 @@
+/* Copies: strided to strided, contiguous, attributes, and the gradient of slicing. */
+
+template <class T> static __device__ __forceinline__ void wkk_copy_any(const wkk_copy &p, const wkk_u64 *args) {
+    T *dst = (T *)wkk_ptr(p.dst, args);
+    const T *src = (const T *)wkk_ptr(p.src, args);
+    WKK_EACH(i, p.n)
+    dst[wkk_offset((int)p.nd, p.size, p.ds, i)] = src[wkk_offset((int)p.nd, p.size, p.ss, i)];
+}
+
+WKK_KERNEL wkk_copy1(wkk_copy p, const wkk_u64 *args) { wkk_copy_any<unsigned char>(p, args); }
+WKK_KERNEL wkk_copy4(wkk_copy p, const wkk_u64 *args) { wkk_copy_any<unsigned>(p, args); }
+WKK_KERNEL wkk_copy8(wkk_copy p, const wkk_u64 *args) { wkk_copy_any<wkk_u64>(p, args); }
+
+/* n contiguous bytes. */
+WKK_KERNEL wkk_copy_flat(wkk_copy p, const wkk_u64 *args) {
+    char *dst = wkk_ptr(p.dst, args);
+    const char *src = wkk_ptr(p.src, args);
+    wkk_i64 wide = (((wkk_u64)dst | (wkk_u64)src) & 15) == 0 ? p.n >> 4 : 0;
+    WKK_EACH(i, wide)
+    ((uint4 *)dst)[i] = ((const uint4 *)src)[i];
+    WKK_EACH(i, p.n - wide * 16)
+    dst[wide * 16 + i] = src[wide * 16 + i];
+}
+
+WKK_KERNEL wkk_attr_floats(wkk_attrs p, const wkk_u64 *args) {
+    float *dst = (float *)wkk_ptr(p.dst, args);
+    WKK_EACH(i, p.n)
+    dst[i] = (float)__longlong_as_double((wkk_i64)args[p.first + i]);
+}
+
+WKK_KERNEL wkk_pad_slice(wkk_pad p, const wkk_u64 *args) {
+    float *dst = (float *)wkk_ptr(p.dst, args);
+    const float *src = (const float *)wkk_ptr(p.src, args);
+    WKK_EACH(i, p.n) {
+        wkk_i64 at = 0, rest = i;
+        bool in = true;
+        for (int d = (int)p.nd - 1; d >= 0; d--) {
+            wkk_i64 q = rest / p.size[d], k = rest - q * p.size[d];
+            rest = q;
+            if (d == p.dim) {
+                k -= p.start;
+                in = k >= 0 && k % p.step == 0 && k / p.step < p.count;
+                k /= p.step;
+            }
+            at += k * p.ss[d];
+        }
+        dst[i] = in ? src[at] : 0.0f;
+    }
+}

@@ -1,0 +1,187 @@
+/* Matrix products by cuBLASLt: bmm and linear. Operands keep their strides where cuBLASLt can walk them and are copied where
+ * it cannot; all matrices of a batch go into one call. */
+#include "backend/cuda/cuda.h"
+#include "backend/kernels.h"
+
+enum { ALIGN = 256 };
+
+static size_t room(int64_t floats) { return ((size_t)floats * sizeof(float) + ALIGN - 1) / ALIGN * ALIGN; }
+
+/* Largest power of two up to 16 that divides all addresses. */
+static size_t alignment_of(wki_cu_ptr all) {
+    size_t a = 16;
+    while (all & (a - 1))
+        a /= 2;
+    return a;
+}
+
+bool wki_cuda_gemm(wk_ctx *c, wki_cu_gemm *g, const wki_cu_gemm_args *args) {
+    wki_cuda_ctx *s = wki_cuda_of(c);
+    wki_cu_gemm_plan *plan;
+    wki_cu_error err = {0};
+    if (!s)
+        return false;
+    int64_t steps = g->batch > 1 ? g->a_bs | g->b_bs | g->c_bs : 0;
+    g->type = WKI_CU_GEMM_F32;
+    g->alignment = alignment_of(args->a | args->b | args->c | args->bias | (wki_cu_ptr)steps * sizeof(float));
+    int code = wki_cu_gemm_prepare(s->rt->dev, g, &plan, &err);
+    if (!code)
+        code = wki_cu_gemm_run(plan, s->stream, args, &err);
+    return !code || wki_cuda_fail(c, &err);
+}
+
+bool wki_cuda_gemm_walks(int64_t rows, int64_t cols, int64_t rs, int64_t cs) {
+    if ((cs == 1 || cols == 1) && (rows == 1 || rs >= cols))
+        return true;
+    return (rs == 1 || rows == 1) && (cols == 1 || cs >= rows);
+}
+
+/* The first nd dimensions as one: its size and stride. False when no single stride walks them. */
+static bool collapse(const wki_view *v, int nd, int64_t *size, int64_t *stride) {
+    *size = 1;
+    *stride = 0;
+    for (int d = nd - 1; d >= 0; d--) {
+        if (v->size[d] == 1)
+            continue;
+        if (*size == 1)
+            *stride = v->stride[d];
+        else if (v->stride[d] != *stride * *size)
+            return false;
+        *size *= v->size[d];
+    }
+    return true;
+}
+
+/* A matrix or a batch of them, in place or to be copied. */
+typedef struct matrix {
+    const wki_view *v;
+    int64_t rows, cols, batch, rs, cs, bs;
+    bool copy;
+} matrix;
+
+static void must_copy(matrix *m, int64_t rs, int64_t cs) {
+    m->copy = true;
+    m->rs = rs;
+    m->cs = cs;
+    m->bs = m->rows * m->cols;
+}
+
+/* Its address; a copy is put to *at, which moves on. 0 after wki_fail. */
+static bool settle(wk_ctx *c, const matrix *m, char **at, wki_cu_ptr *out) {
+    *out = wki_addr_of(m->v);
+    if (!m->copy)
+        return true;
+    *out = (wki_cu_ptr)(uintptr_t)*at;
+    *at += room(m->v->numel);
+    return wki_cuda_copy_plain(c, wki_at_addr(*out), m->v);
+}
+
+/* ---- bmm --------------------------------------------------------------------------------------------------------------- */
+
+static matrix batch_matrix(const wki_view *v) {
+    int nd = v->ndim;
+    matrix m = {.v = v, .rows = v->size[nd - 2], .cols = v->size[nd - 1], .rs = v->stride[nd - 2], .cs = v->stride[nd - 1]};
+    bool one = collapse(v, nd - 2, &m.batch, &m.bs);
+    if (!one) {
+        m.batch = 1;
+        for (int d = 0; d < nd - 2; d++)
+            m.batch *= v->size[d];
+    }
+    if (!one || !wki_cuda_gemm_walks(m.rows, m.cols, m.rs, m.cs))
+        must_copy(&m, m.cols, 1);
+    return m;
+}
+
+bool wki_k_cuda_bmm_ok(const wki_launch *l) { return l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32; }
+
+size_t wki_k_cuda_bmm_workspace(const wki_launch *l) {
+    size_t bytes = 0;
+    for (int i = 0; i < 2; i++)
+        if (l->out[0].numel && batch_matrix(&l->in[i]).copy)
+            bytes += room(l->in[i].numel);
+    return bytes;
+}
+
+bool wki_k_cuda_bmm_run(const wki_launch *l) {
+    const wki_view *y = &l->out[0];
+    if (y->numel == 0)
+        return true;
+    matrix a = batch_matrix(&l->in[0]), b = batch_matrix(&l->in[1]);
+    if (a.cols == 0)
+        return wki_cuda_zero(l->c, wki_addr_of(y), y->numel);
+    char *at = l->workspace;
+    wki_cu_gemm_args args = {.c = wki_addr_of(y), .alpha = 1};
+    wki_cu_gemm g = {.m = a.rows, .n = b.cols, .k = a.cols, .batch = a.batch};
+    g.a_rs = a.rs, g.a_cs = a.cs, g.a_bs = a.bs;
+    g.b_rs = b.rs, g.b_cs = b.cs, g.b_bs = b.bs;
+    g.c_ld = b.cols, g.c_bs = a.rows * b.cols;
+    return settle(l->c, &a, &at, &args.a) && settle(l->c, &b, &at, &args.b) && wki_cuda_gemm(l->c, &g, &args);
+}
+
+/* ---- linear ------------------------------------------------------------------------------------------------------------ */
+
+/* x as (rows, K), w as (K, N), b as a row. */
+static void linear_matrices(const wki_launch *l, matrix *x, matrix *w, matrix *b) {
+    const wki_view *vx = &l->in[0], *vw = &l->in[1], *vb = &l->in[2];
+    int last = vx->ndim - 1;
+    *x = (matrix){.v = vx, .cols = vx->size[last], .cs = vx->stride[last], .batch = 1};
+    bool one = collapse(vx, last, &x->rows, &x->rs);
+    if (!one) {
+        x->rows = 1;
+        for (int d = 0; d < last; d++)
+            x->rows *= vx->size[d];
+    }
+    if (!one || !wki_cuda_gemm_walks(x->rows, x->cols, x->rs, x->cs))
+        must_copy(x, x->cols, 1);
+    *w = (matrix){.v = vw, .rows = vw->size[1], .cols = vw->size[0], .rs = vw->stride[1], .cs = vw->stride[0], .batch = 1};
+    if (!wki_cuda_gemm_walks(w->rows, w->cols, w->rs, w->cs))
+        must_copy(w, 1, w->rows);
+    *b = (matrix){.v = vb};
+    b->copy = !wki_view_absent(vb) && vb->size[0] > 1 && vb->stride[0] != 1;
+}
+
+bool wki_k_cuda_linear_ok(const wki_launch *l) { return l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32; }
+
+size_t wki_k_cuda_linear_workspace(const wki_launch *l) {
+    matrix m[3];
+    size_t bytes = 0;
+    if (l->out[0].numel == 0)
+        return 0;
+    linear_matrices(l, &m[0], &m[1], &m[2]);
+    for (int i = 0; i < 3; i++)
+        if (m[i].copy)
+            bytes += room(m[i].v->numel);
+    return bytes;
+}
+
+/* K is 0: every row is the bias. */
+static bool bias_rows(const wki_launch *l, int64_t rows) {
+    const wki_view *b = &l->in[2], *y = &l->out[0];
+    if (wki_view_absent(b))
+        return wki_cuda_zero(l->c, wki_addr_of(y), y->numel);
+    int64_t size[] = {rows, b->size[0]}, ds[] = {b->size[0], 1}, ss[] = {0, b->stride[0]};
+    return wki_cuda_copy(l->c, 4, 2, size, wki_at_of(y), ds, wki_at_of(b), ss);
+}
+
+bool wki_k_cuda_linear_run(const wki_launch *l) {
+    const wki_view *y = &l->out[0];
+    if (y->numel == 0)
+        return true;
+    matrix x, w, b;
+    linear_matrices(l, &x, &w, &b);
+    if (x.cols == 0)
+        return bias_rows(l, x.rows);
+    bool bias = !wki_view_absent(&l->in[2]);
+    char *at = l->workspace;
+    wki_cu_gemm_args args = {.c = wki_addr_of(y), .alpha = 1};
+    wki_cu_gemm g = {.epilogue = bias ? WKI_CU_EPILOGUE_BIAS : WKI_CU_EPILOGUE_NONE,
+                     .m = x.rows,
+                     .n = w.cols,
+                     .k = x.cols,
+                     .batch = 1};
+    g.a_rs = x.rs, g.a_cs = x.cs;
+    g.b_rs = w.rs, g.b_cs = w.cs;
+    g.c_ld = w.cols;
+    return settle(l->c, &x, &at, &args.a) && settle(l->c, &w, &at, &args.b) &&
+           (!bias || settle(l->c, &b, &at, &args.bias)) && wki_cuda_gemm(l->c, &g, &args);
+}

@@ -1,0 +1,118 @@
+/* The parameters of hand-written CUDA kernels, one definition for both sides: C includes this file, and the text stands at
+ * the head of every program that holds such kernels. Every kernel takes its struct by value and the address of the argument
+ * block. Sizes and strides count elements. */
+#ifndef WKK_PARAMS
+#define WKK_PARAMS
+
+typedef long long wkk_i64;
+typedef unsigned long long wkk_u64;
+
+enum { WKK_DIMS = 8, WKK_THREADS = 256, WKK_FAULT_WORD = 2 };
+
+/* An operand: at `base`, or with slot >= 0 at the address in that word of the argument block plus `base` bytes. */
+typedef struct wkk_at {
+    wkk_u64 base;
+    wkk_i64 slot;
+} wkk_at;
+
+/* A strided operand of at most WKK_DIMS dimensions. */
+typedef struct wkk_view {
+    wkk_at at;
+    wkk_i64 nd, size[WKK_DIMS], stride[WKK_DIMS];
+} wkk_view;
+
+/* dst and src walk the same n elements. */
+typedef struct wkk_copy {
+    wkk_at dst, src;
+    wkk_i64 n, nd, size[WKK_DIMS], ds[WKK_DIMS], ss[WKK_DIMS];
+} wkk_copy;
+
+/* Floats dst[i] from the n doubles at words `first` of the argument block. */
+typedef struct wkk_attrs {
+    wkk_at dst;
+    wkk_i64 first, n;
+} wkk_attrs;
+
+/* Zeros of shape size with src (count long in dimension dim) at start, start + step, ... of dimension dim. */
+typedef struct wkk_pad {
+    wkk_at dst, src;
+    wkk_i64 n, nd, size[WKK_DIMS], ss[WKK_DIMS];
+    wkk_i64 dim, start, step, count;
+} wkk_pad;
+
+/* ---- convolution: windows of an image ---------------------------------------------------------------------------------- */
+
+/* Columns: row (c, kh, kw), column (oh, ow), of images n0 .. n0 + n - 1. Their matrices lie one after the other (n_step
+ * apart) or side by side (n_step = oh * ow); rows are row_step apart. */
+typedef struct wkk_im2col {
+    wkk_at x; /* (N, C, H, W) with strides xs */
+    wkk_u64 col;
+    wkk_i64 xs[4], n, c, h, w, kh, kw, oh, ow, sh, sw, ph, pw;
+    wkk_i64 n_step, row_step;
+    wkk_i64 row_end; /* columns side by side: zeros from n * oh * ow up to here */
+} wkk_im2col;
+
+/* The sum of what each pixel was copied to; dx is plain. */
+typedef struct wkk_col2im {
+    wkk_at dx;
+    wkk_u64 col; /* (n, c * kh * kw, oh * ow) */
+    wkk_i64 n, c, h, w, kh, kw, oh, ow, sh, sw, ph, pw;
+} wkk_col2im;
+
+/* y (n, o, p) += bias. */
+typedef struct wkk_bias {
+    wkk_u64 y, bias;
+    wkk_i64 total, o, p, stride;
+} wkk_bias;
+
+/* out[i] = the sum of part[g * n + i] for g = 0, 1, ... */
+typedef struct wkk_sum {
+    wkk_u64 out, part;
+    wkk_i64 n, groups;
+} wkk_sum;
+
+/* ---- pooling ----------------------------------------------------------------------------------------------------------- */
+
+typedef struct wkk_pool {
+    wkk_at x, y, idx;
+    wkk_i64 xs[4], total, c, h, w, oh, ow, kh, kw, sh, sw, ph, pw;
+} wkk_pool;
+
+/* dx (plain, planes of `plane` elements) and the windows of dy. first, last: the lowest and highest window that chose each
+ * element of dx, INT_MAX and -1 where none did. */
+typedef struct wkk_pool_grad {
+    wkk_at dy, idx, dx;
+    wkk_u64 first, last;
+    wkk_i64 ds[4], is[4], planes, c, plane, oh, ow, op;
+} wkk_pool_grad;
+
+typedef struct wkk_pool_gather {
+    wkk_at x, idx, y;
+    wkk_i64 xs[4], is[4], total, c, plane, w, oh, ow, op;
+} wkk_pool_gather;
+
+/* ---- rows by index ----------------------------------------------------------------------------------------------------- */
+
+typedef struct wkk_embedding {
+    wkk_at w, y;
+    wkk_view idx; /* i64 */
+    wkk_i64 n, rows, width, row_stride, col_stride, op;
+} wkk_embedding;
+
+/* Indices as i32; -1 where out of range, which is a fault. */
+typedef struct wkk_index32 {
+    wkk_view idx;
+    wkk_u64 out;
+    wkk_i64 n, rows, op;
+} wkk_index32;
+
+enum { WKK_SUM_ROWS = 8 }; /* rows of dw that a block sums */
+
+typedef struct wkk_embedding_grad {
+    wkk_view dy; /* without its last dimension */
+    wkk_at dw;
+    wkk_u64 idx; /* i32 */
+    wkk_i64 n, rows, width, col_stride;
+} wkk_embedding_grad;
+
+#endif
