@@ -245,14 +245,14 @@ static bool add_multi(wk_ctx *c, cuda_plan *cp, int i, int end) {
             continue;
         launch *l = &cp->launch[cp->nlaunch++];
         *l = (launch){.kind = LOOP, .step = &step[f], .n = 1};
-        if (!wki_cu_multi_joins(&step[f].run, &step[f].run))
+        if (!wki_cu_multi_joins(step[f].run, step[f].run))
             continue;
         l->member = wki_malloc((size_t)(end - f) * sizeof *l->member);
         if (!(ok = l->member || nomem(c)))
             break;
         l->n = 0;
         for (int k = f; k < end; k++)
-            if (!taken[k - i] && wki_cu_multi_joins(&step[f].run, &step[k].run)) {
+            if (!taken[k - i] && wki_cu_multi_joins(step[f].run, step[k].run)) {
                 taken[k - i] = 1;
                 l->member[l->n++] = &step[k];
             }
@@ -311,7 +311,7 @@ static bool add_functions(wk_ctx *c, cuda_plan *cp) {
         if (l->kind != LOOP && l->kind != MULTI)
             continue;
         c->cur_op = l->step->op;
-        ok = l->kind == LOOP ? wki_emit_cuda(&l->step->run, &t[n], &why) : wki_emit_cuda_multi(&l->step->run, &t[n], &why);
+        ok = l->kind == LOOP ? wki_emit_cuda(l->step->run, &t[n], &why) : wki_emit_cuda_multi(l->step->run, &t[n], &why);
         if (ok)
             n++;
         else
@@ -394,7 +394,7 @@ static bool set_loop(wk_ctx *c, cuda_plan *cp, launch *l, const wki_plan_args *a
     wki_cu_loop_params lp;
     const char *why = "";
     bind_step(c->dev_state[WK_CUDA], cp, l->step, a, opnd, val, &b);
-    if (!wki_cu_loop_params_fill(&l->step->run, &b, &lp, &why))
+    if (!wki_cu_loop_params_fill(l->step->run, &b, &lp, &why))
         return wki_fail(c, WK_INTERNAL, "CUDA launch: %s", why);
     return keep_params(c, l, &lp);
 }
@@ -416,7 +416,7 @@ static bool set_multi(wk_ctx *c, cuda_plan *cp, launch *l, const wki_plan_args *
         ok = wki_cuda_fail(c, &err);
     for (size_t i = 0; ok && i < n; i++) {
         bind_step(s, cp, l->member[i], a, opnd + i * nop, val, &b[i]);
-        run[i] = &l->member[i]->run;
+        run[i] = l->member[i]->run;
     }
     if (ok && !wki_cu_multi_fill(run, b, l->n, l->table, table, &lp, &why))
         ok = wki_fail(c, WK_INTERNAL, "CUDA launch: %s", why);
