@@ -4,6 +4,7 @@
  * row shape, join the group of a producer when no path through another group leads back. Grouping compares sizes for
  * equality only, never their values, so it holds for every shape of the same structure.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "compile/plan.h"
@@ -119,34 +120,44 @@ bool wki_map_ref(const domain *d, const domain *own, const wki_gnode *n, const w
 
 /* ---- groups as sets of nodes ----------------------------------------------------------------------------------------- */
 
+/* Long programs are grouped window by window: a group never leaves its window, so the sets below stay small. */
+enum { WINDOW = 2048, WORDS = WINDOW / 64 };
+
+typedef uint64_t group_set[WORDS];
+
 typedef struct fuser {
     const wki_graph *g;
-    int n, words;
-    int *group;      /* node -> group (a node number: the representative) */
-    domain *dom;     /* per group */
-    int *cost_inst, *cost_opnd;
-    uint64_t *anc;   /* per group: bit set of groups it depends on, transitively */
-    int *writer;     /* buffer root -> last node that wrote it, -1 */
-    int *dep;        /* direct dependences (node -> node), CSR */
-    int *dep0;
-    int *producer;   /* buffer -> the node it is an output of, -1 */
+    int lo, hi;     /* the window: graph nodes lo..hi-1; groups are named by their first member minus lo */
+    int *writer;    /* buffer -> last node that wrote it, -1 */
+    int *producer;  /* buffer -> the node it is an output of, -1 */
+    int *dep, *dep0; /* direct dependences of node i: dep[dep0[i] .. dep0[i + 1]) */
+    int group[WINDOW]; /* node - lo -> group, -1: not reached yet, or dead */
+    int next[WINDOW], last[WINDOW]; /* members of a group, in program order where it matters not */
+    domain dom[WINDOW], own[WINDOW]; /* per group; per node */
+    int cost_inst[WINDOW], cost_opnd[WINDOW];
+    group_set anc[WINDOW]; /* per group: groups it depends on, transitively */
 } fuser;
 
 static bool has(const uint64_t *s, int i) { return s[i >> 6] >> (i & 63) & 1; }
+static void put(uint64_t *s, int i) { s[i >> 6] |= 1ull << (i & 63); }
+static void drop(uint64_t *s, int i) { s[i >> 6] &= ~(1ull << (i & 63)); }
+
+/* Group of a graph node, -1 when it is outside the window or not reached yet. */
+static int group_of(const fuser *f, int node) { return node < f->lo || node >= f->hi ? -1 : f->group[node - f->lo]; }
 
 /* Direct dependences: read after write, write after read, write after write, per buffer root. */
 static bool dependences(wk_ctx *c, fuser *f) {
     const wki_graph *g = f->g;
-    int nref = g->nref, cap = 4 * nref + 16, nd = 0;
+    int nref = g->nref, cap = 4 * nref + 16, nd = 0, n_all = g->nnode;
     int *last_write = wki_malloc(((size_t)g->nbuf + 1) * sizeof *last_write);
     int *readers = wki_malloc(((size_t)nref + 1) * 2 * sizeof *readers); /* linked lists: node, next */
     int *head = wki_malloc(((size_t)g->nbuf + 1) * sizeof *head), nr = 0;
     f->dep = wki_malloc((size_t)cap * sizeof *f->dep);
-    f->dep0 = wki_malloc(((size_t)f->n + 1) * sizeof *f->dep0);
+    f->dep0 = wki_malloc(((size_t)n_all + 1) * sizeof *f->dep0);
     bool ok = last_write && readers && head && f->dep && f->dep0;
     for (int b = 0; ok && b < g->nbuf; b++)
         last_write[b] = head[b] = -1;
-    for (int i = 0; ok && i < f->n; i++) {
+    for (int i = 0; ok && i < n_all; i++) {
         const wki_gnode *n = &g->node[i];
         f->dep0[i] = nd;
         if (n->dead)
@@ -186,49 +197,45 @@ static bool dependences(wk_ctx *c, fuser *f) {
         }
     }
     if (ok)
-        f->dep0[f->n] = nd;
+        f->dep0[n_all] = nd;
     wki_free(last_write);
     wki_free(readers);
     wki_free(head);
     return ok || wki_fail(c, WK_NOMEM, "no host memory for the fusion pass");
 }
 
-/* Would joining groups a and b close a cycle: does either reach the other through a third? */
-static bool cyclic(const fuser *f, int a, int b) {
-    for (int i = 0; i < f->n; i++) {
-        if (f->g->node[i].dead || (f->group[i] != a && f->group[i] != b))
-            continue;
-        int self = f->group[i], other = self == a ? b : a;
-        for (int d = f->dep0[i]; d < f->dep0[i + 1]; d++) {
-            int k = f->group[f->dep[d]];
-            if (k != self && k != other && has(f->anc + (size_t)k * (size_t)f->words, other))
+/* Does a member of `from` depend on `to` through a third group? */
+static bool detour(const fuser *f, int from, int to) {
+    for (int m = from; m >= 0; m = f->next[m])
+        for (int d = f->dep0[f->lo + m]; d < f->dep0[f->lo + m + 1]; d++) {
+            int k = group_of(f, f->dep[d]);
+            if (k >= 0 && k != from && k != to && has(f->anc[k], to))
                 return true;
         }
-    }
     return false;
 }
 
 static void merge(fuser *f, int into, int from, const domain *d) {
-    uint64_t *ai = f->anc + (size_t)into * (size_t)f->words, *af = f->anc + (size_t)from * (size_t)f->words;
-    for (int w = 0; w < f->words; w++)
-        ai[w] |= af[w];
-    ai[into >> 6] &= ~(1ull << (into & 63));
-    ai[from >> 6] &= ~(1ull << (from & 63));
+    uint64_t *ai = f->anc[into];
+    int words = (f->hi - f->lo + 63) / 64;
+    for (int w = 0; w < words; w++)
+        ai[w] |= f->anc[from][w];
+    drop(ai, into);
+    drop(ai, from);
     f->dom[into] = *d;
     f->cost_inst[into] += f->cost_inst[from];
     f->cost_opnd[into] += f->cost_opnd[from];
-    for (int i = 0; i < f->n; i++)
-        if (f->group[i] == from)
-            f->group[i] = into;
-    for (int k = 0; k < f->n; k++) { /* whoever depended on either now depends on the union and on all it needs */
-        if (f->group[k] != k || k == into)
+    for (int m = from; m >= 0; m = f->next[m])
+        f->group[m] = into;
+    f->next[f->last[into]] = from;
+    f->last[into] = f->last[from];
+    for (int k = 0; k < f->hi - f->lo; k++) { /* whoever depended on either now depends on the union and on all it needs */
+        uint64_t *ak = f->anc[k];
+        if (f->group[k] != k || k == into || (!has(ak, into) && !has(ak, from)))
             continue;
-        uint64_t *ak = f->anc + (size_t)k * (size_t)f->words;
-        if (!has(ak, into) && !has(ak, from))
-            continue;
-        ak[from >> 6] &= ~(1ull << (from & 63));
-        ak[into >> 6] |= 1ull << (into & 63);
-        for (int w = 0; w < f->words; w++)
+        drop(ak, from);
+        put(ak, into);
+        for (int w = 0; w < words; w++)
             ak[w] |= ai[w];
     }
 }
@@ -236,16 +243,15 @@ static void merge(fuser *f, int into, int from, const domain *d) {
 /* A value passes inside a group only if the consumer looks at it exactly as the producer wrote it. */
 static bool forwards(const fuser *f, const domain *d, int from, int to, int input) {
     const wki_graph *g = f->g;
-    const wki_gnode *p = &g->node[from], *n = &g->node[to];
+    const wki_gnode *p = &g->node[f->lo + from], *n = &g->node[f->lo + to];
     const wki_gref *r = &g->ref[n->ref0 + input];
-    domain dp = wki_node_domain(g, p), dn = wki_node_domain(g, n);
     int64_t a[WK_MAX_DIMS], b[WK_MAX_DIMS];
     for (int j = 0; j < p->nout; j++) {
         const wki_gref *w = &g->ref[p->ref0 + p->nin + j];
         if (w->buf != r->buf)
             continue;
-        return r->off == 0 && r->dtype == w->dtype && w->dtype != WK_U8 && wki_map_ref(d, &dp, p, w, a) &&
-               wki_map_ref(d, &dn, n, r, b) && !memcmp(a, b, (size_t)d->ndim * 8);
+        return r->off == 0 && r->dtype == w->dtype && w->dtype != WK_U8 && wki_map_ref(d, &f->own[from], p, w, a) &&
+               wki_map_ref(d, &f->own[to], n, r, b) && !memcmp(a, b, (size_t)d->ndim * 8);
     }
     return false;
 }
@@ -258,18 +264,16 @@ static bool positional(const wki_loop *l) {
     return false;
 }
 
-/* May the nodes of groups a and b run in one loop over d? */
-static bool compatible(const fuser *f, const domain *d, int a, int b) {
-    for (int i = 0; i < f->n; i++) {
-        const wki_gnode *n = &f->g->node[i];
-        if (n->dead || (f->group[i] != a && f->group[i] != b))
-            continue;
-        domain own = wki_node_domain(f->g, n);
-        if (wki_domain_row(d, &own) && positional(wki_node_loop(f->g, n)))
+/* May group `from` run in one loop over d with group `other`, as far as its own inputs go? */
+static bool fits(const fuser *f, const domain *d, int from, int other) {
+    for (int m = from; m >= 0; m = f->next[m]) {
+        const wki_gnode *n = &f->g->node[f->lo + m];
+        if (wki_domain_row(d, &f->own[m]) && positional(wki_node_loop(f->g, n)))
             return false;
         for (int j = 0; j < n->nin; j++) {
             int buf = f->g->ref[n->ref0 + j].buf, p = buf < 0 ? -1 : f->producer[buf];
-            if (p >= 0 && p != i && (f->group[p] == a || f->group[p] == b) && !forwards(f, d, p, i, j))
+            int k = p < 0 ? -1 : group_of(f, p);
+            if (k >= 0 && p - f->lo != m && (k == from || k == other) && !forwards(f, d, p - f->lo, m, j))
                 return false;
         }
     }
@@ -280,70 +284,92 @@ enum { MAX_GROUP_INST = 120, MAX_GROUP_OPERANDS = 20 };
 
 /* Joins node i's group with those of its producers, nearest first, wherever domains and limits allow. */
 static void try_join(fuser *f, int i) {
-    const wki_gnode *n = &f->g->node[i];
+    const wki_gnode *n = &f->g->node[f->lo + i];
     for (int j = n->nin - 1; j >= 0; j--) {
         int b = f->g->ref[n->ref0 + j].buf;
-        if (b < 0 || f->writer[b] < 0)
-            continue;
-        int a = f->group[f->writer[b]], me = f->group[i];
-        if (a == me || f->cost_inst[a] + f->cost_inst[me] > MAX_GROUP_INST ||
+        int a = b < 0 || f->writer[b] < 0 ? -1 : group_of(f, f->writer[b]), me = f->group[i];
+        if (a < 0 || a == me || f->cost_inst[a] + f->cost_inst[me] > MAX_GROUP_INST ||
             f->cost_opnd[a] + f->cost_opnd[me] > MAX_GROUP_OPERANDS)
             continue;
         domain d = wki_domain_join(&f->dom[a], &f->dom[me]);
-        if (d.ndim < 0 || !compatible(f, &d, a, me) || cyclic(f, a, me))
+        if (d.ndim < 0 || !fits(f, &d, a, me) || !fits(f, &d, me, a) || detour(f, a, me) || detour(f, me, a))
             continue;
         merge(f, a < me ? a : me, a < me ? me : a, &d);
     }
 }
 
-/* Orders groups so that each comes after what it needs, earliest program order first. */
-static bool order(wk_ctx *c, fuser *f, wki_groups *out) {
-    int n = f->n, live = 0, done = 0;
-    uint8_t *ready = wki_calloc((size_t)n + 1, 1);
-    out->first = wki_malloc(((size_t)n + 2) * sizeof *out->first);
-    out->node = wki_malloc(((size_t)n + 1) * sizeof *out->node);
-    if (!ready || !out->first || !out->node) {
-        wki_free(ready);
-        return wki_fail(c, WK_NOMEM, "no host memory for the fusion pass");
-    }
-    for (int i = 0; i < n; i++)
-        live += !f->g->node[i].dead && f->group[i] == i;
-    out->ngroup = 0;
-    int at = 0, scan = 0;
-    while (done < live) {
-        bool moved = false;
-        for (int k = scan; k < n; k++) {
-            if (ready[k] || f->g->node[k].dead || f->group[k] != k) {
-                if (k == scan)
-                    scan++;
-                continue;
-            }
-            const uint64_t *a = f->anc + (size_t)k * (size_t)f->words;
-            bool ok = true;
-            for (int w = 0; w < f->words && ok; w++)
-                for (uint64_t m = a[w]; m && ok; m &= m - 1) {
-                    int p = w * 64 + __builtin_ctzll(m);
-                    ok = f->group[p] != p || ready[p];
-                }
-            if (!ok)
-                continue;
-            out->first[out->ngroup++] = at;
-            for (int i = k; i < n; i++)
-                if (!f->g->node[i].dead && f->group[i] == k)
-                    out->node[at++] = i;
-            ready[k] = 1;
-            done++;
-            moved = true;
-            break; /* back to the earliest that waits */
+static int ascending(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+
+static bool ready(const fuser *f, const uint8_t *done, int k) {
+    for (int w = 0; w < (f->hi - f->lo + 63) / 64; w++)
+        for (uint64_t m = f->anc[k][w]; m; m &= m - 1) {
+            int p = w * 64 + __builtin_ctzll(m);
+            if (f->group[p] == p && !done[p])
+                return false;
         }
-        if (!moved) {
-            wki_free(ready);
-            return wki_fail(c, WK_INTERNAL, "fusion left a cycle");
-        }
-    }
-    out->first[out->ngroup] = at;
-    wki_free(ready);
     return true;
+}
+
+/* Appends the window's groups, each after what it needs, earliest program order first. */
+static bool order(wk_ctx *c, const fuser *f, wki_groups *out) {
+    uint8_t done[WINDOW] = {0};
+    int n = f->hi - f->lo, at = out->first[out->ngroup];
+    for (int scan = 0; scan < n;) {
+        if (done[scan] || f->group[scan] != scan) {
+            scan++;
+            continue;
+        }
+        int k = scan;
+        while (k < n && (done[k] || f->group[k] != k || !ready(f, done, k)))
+            k++;
+        if (k == n)
+            return wki_fail(c, WK_INTERNAL, "fusion left a cycle");
+        int begin = at;
+        for (int m = k; m >= 0; m = f->next[m])
+            out->node[at++] = f->lo + m;
+        qsort(out->node + begin, (size_t)(at - begin), sizeof *out->node, ascending);
+        out->first[++out->ngroup] = at;
+        done[k] = 1;
+    }
+    return true;
+}
+
+/* Groups the nodes of one window. */
+static bool fuse_window(wk_ctx *c, fuser *f, wki_groups *out) {
+    const wki_graph *g = f->g;
+    int n = f->hi - f->lo;
+    for (int i = 0; i < n; i++)
+        f->group[i] = -1;
+    for (int i = 0; i < n; i++) {
+        const wki_gnode *nd = &g->node[f->lo + i];
+        if (nd->dead)
+            continue;
+        const wki_loop *l = wki_node_loop(g, nd);
+        f->group[i] = f->last[i] = i;
+        f->next[i] = -1;
+        f->dom[i] = f->own[i] = wki_node_domain(g, nd);
+        f->cost_inst[i] = l ? l->ninst : 0;
+        f->cost_opnd[i] = l ? l->nload + l->nstore : 0;
+        memset(f->anc[i], 0, sizeof f->anc[i]);
+        for (int d = f->dep0[f->lo + i]; d < f->dep0[f->lo + i + 1]; d++) {
+            int k = group_of(f, f->dep[d]);
+            if (k < 0)
+                continue;
+            for (int w = 0; w < (n + 63) / 64; w++)
+                f->anc[i][w] |= f->anc[k][w];
+            put(f->anc[i], k);
+        }
+        for (int j = 0; j < nd->nin; j++) /* a buffer that an in-place op wrote has no producer to join */
+            if (g->ref[nd->ref0 + j].buf >= 0 && wki_node_writes(nd, j))
+                f->writer[g->ref[nd->ref0 + j].buf] = -1;
+        if (f->dom[i].ndim >= 0)
+            try_join(f, i);
+        for (int j = 0; j < nd->nout; j++) {
+            int b = g->ref[nd->ref0 + nd->nin + j].buf;
+            f->writer[b] = f->producer[b] = f->lo + i;
+        }
+    }
+    return order(c, f, out);
 }
 
 void wki_groups_free(wki_groups *gr) {
@@ -353,64 +379,31 @@ void wki_groups_free(wki_groups *gr) {
 }
 
 bool wki_pass_fuse(wk_ctx *c, const wki_graph *g, wki_groups *out) {
-    int n = g->nnode;
-    fuser f = {.g = g, .n = n, .words = (n + 63) / 64};
+    size_t n = (size_t)g->nnode, nb = (size_t)g->nbuf + 1;
     bool ok = false;
-    *out = (wki_groups){0};
-    size_t m = (size_t)n + 1;
-    f.group = wki_malloc(m * sizeof *f.group);
-    f.dom = wki_malloc(m * sizeof *f.dom);
-    f.cost_inst = wki_calloc(m, sizeof *f.cost_inst);
-    f.cost_opnd = wki_calloc(m, sizeof *f.cost_opnd);
-    f.anc = wki_calloc(m * (size_t)(f.words ? f.words : 1), sizeof *f.anc);
-    f.writer = wki_malloc(((size_t)g->nbuf + 1) * sizeof *f.writer);
-    f.producer = wki_malloc(((size_t)g->nbuf + 1) * sizeof *f.producer);
-    if (!f.producer || !f.group || !f.dom || !f.cost_inst || !f.cost_opnd || !f.anc || !f.writer) {
+    *out = (wki_groups){.first = wki_calloc(n + 2, sizeof *out->first), .node = wki_malloc((n + 1) * sizeof *out->node)};
+    fuser *f = wki_malloc(sizeof *f);
+    if (f)
+        *f = (fuser){.g = g, .writer = wki_malloc(nb * sizeof *f->writer), .producer = wki_malloc(nb * sizeof *f->producer)};
+    if (!f || !f->writer || !f->producer || !out->first || !out->node) {
         wki_fail(c, WK_NOMEM, "no host memory for the fusion pass");
         goto end;
     }
-    if (!dependences(c, &f))
-        goto end;
     for (int b = 0; b < g->nbuf; b++)
-        f.writer[b] = f.producer[b] = -1;
-    for (int i = 0; i < n; i++)
-        f.group[i] = -1; /* not reached yet */
-    for (int i = 0; i < n; i++) {
-        const wki_gnode *nd = &g->node[i];
-        f.group[i] = i;
-        f.dom[i] = nd->dead ? (domain){.ndim = -1} : wki_node_domain(g, nd);
-        if (nd->dead)
-            continue;
-        const wki_loop *l = wki_node_loop(g, nd);
-        f.cost_inst[i] = l ? l->ninst : 0;
-        f.cost_opnd[i] = l ? l->nload + l->nstore : 0;
-        uint64_t *a = f.anc + (size_t)i * (size_t)f.words;
-        for (int d = f.dep0[i]; d < f.dep0[i + 1]; d++) {
-            int k = f.group[f.dep[d]];
-            const uint64_t *ak = f.anc + (size_t)k * (size_t)f.words;
-            for (int w = 0; w < f.words; w++)
-                a[w] |= ak[w];
-            a[k >> 6] |= 1ull << (k & 63);
-        }
-        for (int j = 0; j < nd->nin; j++) /* a buffer that an in-place op wrote has no producer to join */
-            if (g->ref[nd->ref0 + j].buf >= 0 && wki_node_writes(nd, j))
-                f.writer[g->ref[nd->ref0 + j].buf] = -1;
-        if (f.dom[i].ndim >= 0)
-            try_join(&f, i);
-        for (int j = 0; j < nd->nout; j++)
-            f.writer[g->ref[nd->ref0 + nd->nin + j].buf] = f.producer[g->ref[nd->ref0 + nd->nin + j].buf] = i;
+        f->writer[b] = f->producer[b] = -1;
+    ok = dependences(c, f);
+    for (f->lo = 0; ok && f->lo < g->nnode; f->lo = f->hi) {
+        f->hi = g->nnode - f->lo > WINDOW ? f->lo + WINDOW : g->nnode;
+        ok = fuse_window(c, f, out);
     }
-    ok = order(c, &f, out);
 end:
-    wki_free(f.group);
-    wki_free(f.dom);
-    wki_free(f.cost_inst);
-    wki_free(f.cost_opnd);
-    wki_free(f.anc);
-    wki_free(f.writer);
-    wki_free(f.producer);
-    wki_free(f.dep);
-    wki_free(f.dep0);
+    if (f) {
+        wki_free(f->writer);
+        wki_free(f->producer);
+        wki_free(f->dep);
+        wki_free(f->dep0);
+        wki_free(f);
+    }
     if (!ok)
         wki_groups_free(out);
     return ok;

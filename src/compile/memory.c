@@ -1,11 +1,12 @@
 /* The memory plan: lifetimes of arena buffers over the steps, then offsets. Largest first, each at the lowest place where no
- * buffer alive at the same time is; ties by number, so that the result depends on the plan alone. */
+ * buffer alive at the same time is; ties by number, so that the result depends on the plan alone. Plans of very many buffers
+ * go in order of time instead, so that what is over can be forgotten. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "compile/plan.h"
 
-enum { ALIGN = 64 };
+enum { ALIGN = 64, MANY = 8192 };
 
 typedef struct life {
     int buf, first, last;
@@ -25,6 +26,11 @@ static int by_size(const void *a, const void *b) {
     if (x->size != y->size)
         return x->size < y->size ? 1 : -1;
     return x->buf - y->buf;
+}
+
+static int by_time(const void *a, const void *b) {
+    const life *x = *(life *const *)a, *y = *(life *const *)b;
+    return x->first != y->first ? x->first - y->first : by_size(a, b);
 }
 
 static int64_t lower_bound(const wki_plan *p, const life *l) {
@@ -71,11 +77,20 @@ bool wki_pass_memory(wk_ctx *c, wki_plan *p) {
     for (int b = 0; b < p->nbuf; b++)
         if (p->buf[b].kind == WKI_B_ARENA && l[b].first >= 0)
             todo[m++] = &l[b];
-    qsort(todo, (size_t)m, sizeof *todo, by_size);
-    for (int i = 0; i < m; i++) { /* busy: what is placed, by offset */
+    bool in_time = m > MANY;
+    qsort(todo, (size_t)m, sizeof *todo, in_time ? by_time : by_size);
+    int nbusy = 0; /* busy: what is placed, by offset */
+    for (int i = 0; i < m; i++) {
         life *v = todo[i];
         int64_t at = 0;
-        for (int j = 0; j < i; j++) {
+        if (in_time) {
+            int kept = 0;
+            for (int j = 0; j < nbusy; j++)
+                if (busy[j]->last >= v->first)
+                    busy[kept++] = busy[j];
+            nbusy = kept;
+        }
+        for (int j = 0; j < nbusy; j++) {
             const life *o = busy[j];
             if (o->first > v->last || v->first > o->last)
                 continue;
@@ -88,7 +103,7 @@ bool wki_pass_memory(wk_ctx *c, wki_plan *p) {
         p->buf[v->buf].arena = at;
         if (at + v->size > p->arena_bytes)
             p->arena_bytes = at + v->size;
-        int j = i;
+        int j = nbusy++;
         for (; j > 0 && busy[j - 1]->at > at; j--)
             busy[j] = busy[j - 1];
         busy[j] = v;
