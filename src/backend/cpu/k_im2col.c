@@ -50,13 +50,15 @@ void wki_im2col(const wki_conv *g, float *col, int64_t ld, const float *x, const
             wki_span v = wki_inside(nr, g->sh, r0 * g->sh + i - g->ph, g->h);
             for (int64_t j = 0; j < g->kw; j++, col += ld) {
                 wki_span in = wki_inside(g->ow, g->sw, j - g->pw, g->w);
-                zero(col, v.lo * g->ow);
-                zero(col + v.hi * g->ow, (nr - v.hi) * g->ow);
-                if (v.lo < v.hi) {
-                    int64_t top = (r0 + v.lo) * g->sh + i - g->ph;
-                    gather(g, col + v.lo * g->ow, x + c * xs[1] + top * xs[2] + (j - g->pw) * xs[3],
-                           g->sh * xs[2], g->sw * xs[3], v.hi - v.lo, in);
+                if (v.lo == v.hi || in.lo == in.hi) {
+                    zero(col, nr * g->ow);
+                    continue;
                 }
+                int64_t top = (r0 + v.lo) * g->sh + i - g->ph;
+                zero(col, v.lo * g->ow);
+                gather(g, col + v.lo * g->ow, x + c * xs[1] + top * xs[2] + (j - g->pw) * xs[3],
+                       g->sh * xs[2], g->sw * xs[3], v.hi - v.lo, in);
+                zero(col + v.hi * g->ow, (nr - v.hi) * g->ow);
             }
         }
     }

@@ -118,7 +118,7 @@ static inline void shift_row(float *to, const float *from, const __mmask16 *mask
  * border. */
 static void shift(const wki_conv *g, float *col, int64_t ld, const float *x, int64_t channel_stride,
                   int64_t nc, int64_t r0, int64_t nr) {
-    __mmask16 masks[WKI_K_SHIFT_MAX][BLOCK];
+    __mmask16 masks[WKI_K_SHIFT_MAX][BLOCK] = {{0}};
     for (int64_t t0 = 0; t0 < nr * g->w; t0 += BLOCK * LANES) {
         int64_t n = wki_k_min(nr * g->w - t0, BLOCK * LANES);
         float *to = col + t0;
