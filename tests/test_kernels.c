@@ -308,19 +308,40 @@ TEST(kernels, rows_of_an_op_are_adjacent_and_end_with_the_reference) {
 
 /* ---- copies -------------------------------------------------------------------------------------------- */
 
+static void check_copy(operand x) {
+    test_case t = CASE(copy_wide);
+    t.nin = t.nout = 1;
+    t.in[0] = x;
+    t.out[0] = result(WK_I64, x.v.ndim, x.size);
+    check_case(&t);
+}
+
 TEST(kernels, copy_wide) {
     for (int i = 0; i < rounds(); i++) {
-        test_case t = CASE(copy_wide);
         int64_t size[5];
         int nd = (int)wkt_range(0, 5);
         for (int d = 0; d < nd; d++)
-            size[d] = some(1, i % 4 == 0 ? 14 : 6);
-        if (i % 4 == 0 && nd == 2)
-            size[wkt_below(2)] = 20000;
-        t.nin = t.nout = 1;
-        t.in[0] = random_index(WK_I64, nd, size, INT64_MAX);
-        t.out[0] = result(WK_I64, nd, size);
-        check_case(&t);
+            size[d] = some(1, 6);
+        check_copy(random_index(WK_I64, nd, size, INT64_MAX));
+    }
+    int64_t flat = 100000, rows[2] = {7, 20000};
+    check_copy(random_index(WK_I64, 1, &flat, INT64_MAX));
+    check_copy(random_index(WK_I64, 2, rows, INT64_MAX));
+}
+
+TEST(kernels, copy_wide_transposes) {
+    for (int i = 0; i < rounds(); i++) { /* (a, b, c) with its dimensions in another order in memory */
+        int64_t size[3] = {some(1, 4), wkt_range(1, 150), wkt_range(1, 150)};
+        int first = (int)wkt_below(3), second = (first + (int)wkt_range(1, 2)) % 3;
+        operand x;
+        describe(&x, WK_I64, 3, size);
+        x.stride[first] = 1;
+        x.stride[second] = size[first];
+        x.stride[3 - first - second] = size[first] * size[second];
+        give_memory(&x);
+        for (size_t j = 0; j < x.bytes / 8; j++)
+            ((int64_t *)x.v.data)[j] = (int64_t)wkt_u64();
+        check_copy(x);
     }
 }
 
@@ -463,6 +484,7 @@ static void each_conv(void (*check)(const conv_shape *)) {
         {{17, 1, 28, 28}, {16, 1, 3, 3}, {17, 16, 28, 28}, {1, 1, 1, 1}},
         {{17, 16, 14, 14}, {32, 16, 3, 3}, {17, 32, 14, 14}, {1, 1, 1, 1}},
         {{2, 3, 20, 37}, {4, 3, 2, 19}, {2, 4, 21, 37}, {1, 1, 1, 9}},
+        {{2, 5, 33, 70}, {6, 5, 3, 3}, {2, 6, 17, 35}, {2, 2, 1, 1}},
         {{4, 60, 21, 20}, {33, 60, 1, 1}, {4, 33, 21, 20}, {1, 1, 0, 0}},
     };
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)

@@ -26,7 +26,7 @@
 typedef struct {
     wki_conv g;
     const float *x, *w, *y; /* w is plain; y is the result, or its gradient */
-    int64_t xs[4], ys[4];   /* strides */
+    int64_t xs[4], ys[2];   /* strides of n, c, h, w and of n, o */
     int64_t ystep;          /* of y from window to window */
     const float *bias;
     float *out;
@@ -71,10 +71,10 @@ static conv conv_of(const wki_launch *l, const wki_view *x, const wki_view *w, c
     k.g.sh = s[0], k.g.sw = s[1], k.g.ph = s[2], k.g.pw = s[3];
     k.g.taps = k.g.kh * k.g.kw;
     k.g.rows = wki_k_rows_of(k.isa);
-    for (int d = 0; d < 4; d++) {
+    for (int d = 0; d < 4; d++)
         k.xs[d] = x->stride[d];
-        k.ys[d] = y->stride[d];
-    }
+    k.ys[0] = y->stride[0];
+    k.ys[1] = y->stride[1];
     k.xstep = flat_step(x, &flat);
     k.direct = k.g.taps == 1 && s[0] == 1 && s[1] == 1 && s[2] == 0 && s[3] == 0 && flat;
     cut_rows(&k, k.g.c);
@@ -103,8 +103,6 @@ static void need_even_y(conv *k, const wki_view *y) {
         return;
     k->y_bytes = floats((size_t)y->numel);
     k->ystep = 1;
-    k->ys[3] = 1;
-    k->ys[2] = k->g.ow;
     k->ys[1] = k->g.oh * k->g.ow;
     k->ys[0] = k->g.o * k->ys[1];
 }
