@@ -53,12 +53,13 @@ static void destroy(void *body) {
 
 static bool allocate(optim *o) {
     size_t n = (size_t)o->n;
-    o->param = wki_calloc(n, sizeof *o->param);
-    o->args = wki_calloc(n * (size_t)(2 + o->nstates), sizeof *o->args);
+    o->param = wki_calloc(n, sizeof(void *));
+    o->args = wki_calloc(n * (size_t)(2 + o->nstates), sizeof(void *));
     o->count = wki_pool_bytes(o->c, sizeof *o->count + n * sizeof *o->count->lag);
     bool ok = o->param && o->args && o->count;
     for (int s = 0; s < o->nstates; s++)
-        ok = (o->state[s] = wki_calloc(n, sizeof *o->state[s])) && ok;
+        if (!(o->state[s] = wki_calloc(n, sizeof(void *))))
+            ok = false;
     if (!ok)
         return wki_fail(o->c, WK_NOMEM, "no host memory for an optimizer of %d parameters", o->n);
     memset(o->count, 0, sizeof *o->count + n * sizeof *o->count->lag);
