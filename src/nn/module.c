@@ -376,7 +376,7 @@ static bool collect(walk *w, const wki_module *m, const char *prefix) {
     bool ok = true;
     for (int i = 0; ok && i < m->nchild; i++) {
         char *path = w->name ? join(prefix, m->child[i].name) : NULL;
-        ok = (path || !w->name) && collect(w, m->child[i].m, path);
+        ok = (path || !w->name) && collect(w, m->child[i].m, path ? path : "");
         wki_free(path);
     }
     return ok;
