@@ -21,7 +21,8 @@ static void block_forward(wk_ctx *c, void *self, wk_tensor *const *in, int nin, 
     block *b = self;
     wk_tensor *x = in[0], *qkv = wk_forward(b->qkv, wk_forward(b->ln1, x));
     wk_tensor *q = heads_of(b, qkv, 0), *k = heads_of(b, qkv, 1), *v = heads_of(b, qkv, 2);
-    wk_tensor *y = wk_attention(q, k, v, true, 1 / sqrt((double)(b->width / b->heads)));
+    int64_t depth = b->width / b->heads;
+    wk_tensor *y = wk_attention(q, k, v, true, 1 / sqrt((double)depth));
     y = wk_reshape(wk_transpose(y, 1, 2), 3, (int64_t[]){wk_size(x, 0), wk_size(x, 1), b->width});
     x = wk_add(x, wk_forward(b->proj, y));
     y = wk_gelu_tanh(wk_forward(b->fc1, wk_forward(b->ln2, x)));

@@ -9,8 +9,8 @@
 #include "bench/bench.h"
 #include "cli.h"
 
-static const bench *const benches[] = {&bench_overhead, &bench_compile};
-enum { NBENCHES = sizeof benches / sizeof *benches, MAX_FIGURES = 64 };
+enum { NBENCHES = 2, MAX_FIGURES = 64 };
+static const bench *const benches[NBENCHES] = {&bench_overhead, &bench_compile};
 
 struct bench_run {
     const bench *b;
@@ -159,7 +159,7 @@ static bool find_bench(const char *text, bench_run *r) {
     size_t n = strcspn(text, ".");
     for (int i = 0; i < NBENCHES; i++) {
         const bench *b = benches[i];
-        if (strlen(b->name) != n || strncmp(b->name, text, n))
+        if (strlen(b->name) != n || strncmp(b->name, text, n) != 0)
             continue;
         r->b = b;
         r->only = text[n] ? text + n + 1 : NULL;

@@ -136,7 +136,7 @@ static bool check_set(const char *dir, const char *prefix, const idx *images, co
 
 static bool load_set(const char *dir, const char *prefix, set *out) {
     char name[64];
-    idx images, labels = {0};
+    idx images = {0}, labels = {0};
     snprintf(name, sizeof name, "%s-images-idx3-ubyte", prefix);
     bool ok = load_file(dir, name, 3, &images);
     snprintf(name, sizeof name, "%s-labels-idx1-ubyte", prefix);

@@ -484,7 +484,7 @@ SITUATION(two_contexts_share_weights) {
         float *a = api_read(wk_forward(w.job.model, in[0])), *b = api_read(api_call(&see, &x, 1));
         wk_grad_enable(w.c, true);
         CHECK_MEM(a, b, BATCH * CLASSES * sizeof *a);
-        CHECK(memcmp(b, before, BATCH * CLASSES * sizeof *b) != 0);
+        CHECK(!api_same(b, before, BATCH * CLASSES));
         free(a);
         free(b);
     }
@@ -526,7 +526,7 @@ SITUATION(two_contexts_run_at_once) {
         pthread_join(t[i], NULL);
     for (int i = 0; i < 4; i += 2)
         CHECK_MEM(k[i].params, k[i + 1].params, (size_t)k[i].n * sizeof(float));
-    CHECK(memcmp(k[0].params, k[2].params, (size_t)k[0].n * sizeof(float)) != 0);
+    CHECK(!api_same(k[0].params, k[2].params, k[0].n));
     for (int i = 0; i < 4; i++)
         free(k[i].params);
     set_free(&s);

@@ -14,7 +14,7 @@ wk_ctx *api_ctx(bool dev) {
         FAIL("no context");
         abort();
     }
-    if (dev && want && *want && strcmp(want, "cpu"))
+    if (dev && want && *want && strcmp(want, "cpu") != 0)
         wk_use_device(c, !strcmp(want, "cuda") ? WK_CUDA : WK_DEVICE_COUNT);
     return c;
 }
@@ -79,6 +79,11 @@ float *api_params(wk_module *m, int64_t *count) {
     for (int i = 0; i < n; at += wk_numel(p[i]), i++)
         CHECK(wk_read(p[i], at, (size_t)wk_numel(p[i]) * sizeof *v));
     return v;
+}
+
+bool api_same(const float *a, const float *b, int64_t n) {
+    const void *p = a, *q = b;
+    return !memcmp(p, q, (size_t)n * sizeof *a);
 }
 
 wk_stats api_stats(wk_ctx *c) {

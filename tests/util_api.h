@@ -25,6 +25,9 @@ void api_check_error(wk_ctx *c, wk_status s, const char *file, int line);
 /* All parameters of a module, one after the other, to be freed; *n elements. */
 float *api_params(wk_module *m, int64_t *n);
 
+/* Do n floats have the same bits? */
+bool api_same(const float *a, const float *b, int64_t n);
+
 wk_stats api_stats(wk_ctx *c);
 
 /* Runs the same function eager or compiled. */

@@ -132,7 +132,7 @@ void train_step(wk_ctx *c, void *job, wk_tensor *const *in, int nin, wk_tensor *
 
 wk_optim *model_adamw(wk_ctx *c, wk_module *m, const wk_adamw_options *o) {
     int n = wk_module_params(m, NULL, 0);
-    wk_tensor **p = malloc((size_t)(n ? n : 1) * sizeof *p);
+    wk_tensor **p = malloc((size_t)(n ? n : 1) * sizeof(void *));
     wk_module_params(m, p, n);
     wk_optim *opt = wk_adamw(c, p, n, o);
     free(p);

@@ -368,7 +368,7 @@ static bool collect(walk *w, const wki_module *m, const char *prefix) {
     for (int i = 0; i < m->nparam; i++) {
         if (seen(w, m->param[i].t))
             continue;
-        if (!grow(&w->t, w->n, sizeof *w->t) ||
+        if (!grow(&w->t, w->n, sizeof(void *)) ||
             (w->name && !(w->name[w->n] = join(prefix, m->param[i].name))))
             return false;
         w->t[w->n++] = m->param[i].t;
@@ -376,7 +376,7 @@ static bool collect(walk *w, const wki_module *m, const char *prefix) {
     bool ok = true;
     for (int i = 0; ok && i < m->nchild; i++) {
         char *path = w->name ? join(prefix, m->child[i].name) : NULL;
-        ok = (path || !w->name) && collect(w, m->child[i].m, path);
+        ok = (path || !w->name) && collect(w, m->child[i].m, path ? path : "");
         wki_free(path);
     }
     return ok;
@@ -398,7 +398,7 @@ int wk_module_params(wk_module *h, wk_tensor **out, int max) {
         enter(m->c, CALLER);
         out_of_memory(m->c);
     } else if (out && max > 0 && w.n) {
-        memcpy(out, w.t, (size_t)(w.n < max ? w.n : max) * sizeof *out);
+        memcpy(out, w.t, (size_t)(w.n < max ? w.n : max) * sizeof(void *));
     }
     wki_free(w.t);
     return w.n;
@@ -409,7 +409,7 @@ const char *wk_module_param_name(wk_module *h, int i) {
     if (!m || i < 0)
         return NULL;
     if (!m->names) {
-        walk w = {.name = wki_calloc((size_t)count_params(m), sizeof *w.name)};
+        walk w = {.name = wki_calloc((size_t)count_params(m), sizeof(void *))};
         bool ok = w.name && collect(&w, m, "");
         wki_free(w.t);
         m->names = w.name;
@@ -517,7 +517,7 @@ wk_module *wk_module_share(wk_ctx *to, wk_module *h) {
     wk_tensor **made = NULL;
     if (!m)
         wki_fail(to, WK_HANDLE, "wk_module_share of a module that was freed or never made");
-    else if (!collect(&old, m, "") || !(made = wki_calloc((size_t)old.n, sizeof *made)))
+    else if (!collect(&old, m, "") || !(made = wki_calloc((size_t)old.n, sizeof(void *))))
         out_of_memory(to);
     else
         n = copy_tree(to, m, &old, made);

@@ -53,14 +53,17 @@ static void destroy(void *body) {
 
 static bool allocate(optim *o) {
     size_t n = (size_t)o->n;
-    o->param = wki_calloc(n, sizeof *o->param);
-    o->args = wki_calloc(n * (size_t)(2 + o->nstates), sizeof *o->args);
+    o->param = wki_calloc(n, sizeof(void *));
+    o->args = wki_calloc(n * (size_t)(2 + o->nstates), sizeof(void *));
     o->count = wki_pool_bytes(o->c, sizeof *o->count + n * sizeof *o->count->lag);
     bool ok = o->param && o->args && o->count;
     for (int s = 0; s < o->nstates; s++)
-        ok = (o->state[s] = wki_calloc(n, sizeof *o->state[s])) && ok;
-    if (!ok)
-        return wki_fail(o->c, WK_NOMEM, "no host memory for an optimizer of %d parameters", o->n);
+        if (!(o->state[s] = wki_calloc(n, sizeof(void *))))
+            ok = false;
+    if (!ok) {
+        wki_fail(o->c, WK_NOMEM, "no host memory for an optimizer of %d parameters", o->n);
+        return false;
+    }
     memset(o->count, 0, sizeof *o->count + n * sizeof *o->count->lag);
     return true;
 }
@@ -84,20 +87,21 @@ static bool take_param(optim *o, int i, wk_tensor *h, const void *caller) {
     return true;
 }
 
-static bool make_state(optim *o, int s, int i) {
+/* The state of parameter i: zeros of its shape, where it is. NULL after wki_fail. */
+static wki_tensor *make_state(optim *o, int i) {
     const wki_tensor *p = o->param[i];
     wk_device dev = wk_current_device(o->c);
     o->c->dev = p->st->dev;
     wk_scope_begin(o->c);
     wki_tensor *t = wki_slot(wk_zeros(o->c, (wk_dtype)p->dtype, p->ndim, p->size));
-    if (!o->c->failed) {
+    bool ok = !o->c->failed;
+    if (ok) {
         wki_tensor_user_up(t);
         t->st->pinned = 1;
-        o->state[s][i] = t;
     }
     wk_scope_end(o->c);
     o->c->dev = (uint8_t)dev;
-    return !o->c->failed;
+    return ok ? t : NULL;
 }
 
 /* `what` is a template; its parameters and state are made here. */
@@ -121,7 +125,7 @@ static wk_optim *make(wk_ctx *c, optim what, wk_tensor *const *params, int n, co
     for (int i = 0; ok && i < n; i++) {
         ok = take_param(o, i, params[i], caller);
         for (int s = 0; ok && s < o->nstates; s++)
-            ok = make_state(o, s, i);
+            ok = (o->state[s][i] = make_state(o, i)) != NULL;
     }
     if (!ok) {
         destroy(o);
