@@ -299,11 +299,11 @@ static void add_any(trial *t) {
     emit(t, in);
 }
 
-static void add_store(trial *t) {
+static void add_store(trial *t, bool plain) {
     static const uint8_t types[] = {WK_F32, WK_F32, WK_F32, WK_I32, WK_F64, WK_I64, WK_U8, WK_BOOL};
     int level = t->r.nred && wkt_below(3) == 0 ? WKI_ROWV : WKI_ELEM;
     int16_t v = pick(t, wkt_below(3) == 0, false, level);
-    if (wkt_below(8) == 0) {
+    if (!plain && wkt_below(8) == 0) {
         int16_t m = pick(t, WKI_TI, true, level);
         emit(t, (wki_inst){.code = WKI_L_CHECK, .level = (uint8_t)level, .a = m, .imm.i = 5});
         return;
@@ -313,17 +313,23 @@ static void add_store(trial *t) {
                        .b = v, .c = types[wkt_below(sizeof types)]});
 }
 
-static void random_program(trial *t) {
-    int n = 2 + (int)wkt_below(wkt_below(4) ? 12 : 60);
+/* With `plain`: nothing but what contiguous operands run without a plan. */
+static void random_program(trial *t, bool plain) {
+    int n = 2 + (int)wkt_below(wkt_below(4) ? 12 : plain ? 20 : 60);
     t->prog.inst = t->inst;
     add_load(t, WKI_ELEM);
     for (int i = 0; i < n; i++) {
-        add_any(t);
+        if (!plain)
+            add_any(t);
+        else if (wkt_below(8) == 0)
+            add_load(t, WKI_ELEM);
+        else
+            add_prim(t, WKI_ELEM);
         if (wkt_below(12) == 0 && t->prog.nstore < 6)
-            add_store(t);
+            add_store(t, plain);
     }
     do
-        add_store(t);
+        add_store(t, plain);
     while (!t->prog.nstore || wkt_below(2));
     t->prog.narg = 8;
     t->prog.nrng = 2;
@@ -422,8 +428,9 @@ static void random_operands(trial *t) {
     }
 }
 
-static bool random_trial(trial *t, int64_t limit, wki_pool *const *pool, int npool) {
+static void begin(trial *t) {
     memset(t, 0, sizeof *t);
+    t->prog.inst = t->inst;
     t->r.prog = &t->prog;
     t->r.arg = t->arg;
     t->r.rng_seq = t->seq;
@@ -433,8 +440,12 @@ static bool random_trial(trial *t, int64_t limit, wki_pool *const *pool, int npo
     t->seq[1] = wkt_u64();
     for (int i = 0; i < 8; i++)
         t->arg[i] = (float)some_number();
+}
+
+static bool random_trial(trial *t, int64_t limit, wki_pool *const *pool, int npool) {
+    begin(t);
     random_domain(t, limit);
-    random_program(t);
+    random_program(t, false);
     random_operands(t);
     fill_all(t, wkt_below(3) == 0);
     bool ok = compare_all(t, pool, npool);
@@ -466,4 +477,250 @@ TEST(loop, random_medium) {
 }
 TEST(loop, random_threads) {
     random_trials(wkt_quick() ? 4 : 40, 40000, true);
+}
+
+/* ---- plain programs ------------------------------------------------------------------------------------------------ */
+
+static void contiguous_operand(trial *t, int o) {
+    int64_t step = 1;
+    for (int d = t->r.ndim - 1; d >= 0; d--) {
+        t->r.opnd[o].stride[d] = step;
+        step *= t->r.size[d];
+    }
+    set_memory(t, o, step);
+}
+
+/* Contiguous operands of one shape, some written in place: small ones take a path of their own. */
+TEST(loop, random_plain) {
+    trial *t = malloc(sizeof *t);
+    wki_pool *none[1] = {NULL};
+    REQUIRE(t != NULL);
+    for (int k = 0, n = wkt_quick() ? 100 : 1000; k < n; k++) {
+        begin(t);
+        t->r.ndim = 1 + (int)wkt_below(3);
+        for (int d = 0; d < t->r.ndim; d++) {
+            t->r.size[d] = d ? wkt_range(1, 4) : wkt_range(1, wkt_below(2) ? 40 : 3000);
+            t->r.logical[d] = (int8_t)d;
+        }
+        random_program(t, true);
+        for (int o = 0; o < t->prog.nload + t->prog.nstore; o++)
+            if (o >= t->prog.nload && o - t->prog.nload < t->prog.nload && wkt_below(3) == 0)
+                share_memory(t, o, o - t->prog.nload);
+            else
+                contiguous_operand(t, o);
+        fill_all(t, wkt_below(3) == 0);
+        bool ok = compare_all(t, none, 1);
+        drop(t);
+        if (!ok)
+            break;
+    }
+    free(t);
+}
+
+/* ---- given programs ------------------------------------------------------------------------------------------------ */
+
+enum { X = WKI_ELEM, R = WKI_ROWV, F = WKI_TF };
+#define LOAD(o, level) {WKI_L_LOAD, 0, level, F, o, -1, -1, {.i = 0}}
+#define STORE(o, v, level) {WKI_L_STORE, 0, level, F, o, v, -1, {.i = 0}}
+#define PRIM(p, level, a, b) {WKI_L_PRIM, WKI_P_##p, level, F, a, b, -1, {.i = 0}}
+#define REDUCE(p, a) {WKI_L_REDUCE, WKI_R_##p, R, F, a, -1, -1, {.i = 0}}
+#define ARG(a) {WKI_L_ARG, 0, R, F, a, -1, -1, {.i = 0}}
+
+static void set_program(trial *t, const wki_inst *inst, int n, int nload, int nstore) {
+    begin(t);
+    memcpy(t->inst, inst, (size_t)n * sizeof *inst);
+    t->prog.ninst = (int16_t)n;
+    t->prog.nload = (int16_t)nload;
+    t->prog.nstore = (int16_t)nstore;
+    t->prog.has_reduce = true;
+    t->prog.narg = 8;
+    for (int o = 0; o < nload + nstore; o++)
+        t->r.opnd[o].dtype = WK_F32;
+}
+
+/* A (rows, columns) domain; with `col` the columns are the outer dimension in memory. */
+static void set_matrix(trial *t, int64_t rows, int64_t columns, bool col) {
+    t->r.ndim = 2;
+    t->r.nred = 1;
+    t->r.col = col;
+    t->r.size[0] = rows;
+    t->r.size[1] = columns;
+    t->r.logical[0] = col;
+    t->r.logical[1] = !col;
+}
+
+static void matrix_operand(trial *t, int o, bool row_level, int64_t pad) {
+    int64_t inner = t->r.col ? t->r.size[0] + pad : t->r.size[1] + pad, outer = t->r.col ? t->r.size[1] : t->r.size[0];
+    t->r.opnd[o].stride[0] = row_level || t->r.col ? 1 : inner;
+    t->r.opnd[o].stride[1] = row_level ? 0 : t->r.col ? inner : 1;
+    set_memory(t, o, row_level ? t->r.size[0] : inner * outer);
+}
+
+/* y = (x - mean) / max |x - mean|, and the two per row: two stages of reductions, then stores of both levels. */
+static const wki_inst normalize[] = {LOAD(0, X),        REDUCE(SUM, 0),    ARG(0),         PRIM(MUL, R, 1, 2),
+                                     PRIM(SUB, X, 0, 3), PRIM(ABS, X, 4, -1), REDUCE(MAX, 5), REDUCE(MIN, 0),
+                                     PRIM(DIV, X, 4, 6), STORE(1, 8, X),   STORE(2, 3, R), STORE(3, 7, R)};
+
+TEST(loop, long_rows_over_threads) {
+    static const struct {
+        int64_t rows, columns;
+        bool col, in_place;
+    } domain[] = {{1, 200001, false, false}, {2, 70000, false, true}, {3, 131072, false, false}, {37, 5000, true, true},
+                  {1, 100000, true, false},  {700, 300, true, false}, {1500, 257, true, true},   {256, 1000, true, false}};
+    trial *t = malloc(sizeof *t);
+    wki_pool *pool[3] = {NULL, wki_pool_new(2), wki_pool_new(3)};
+    REQUIRE(t != NULL);
+    for (size_t k = 0; k < sizeof domain / sizeof *domain && k < (wkt_quick() ? 4 : 8); k++) {
+        set_program(t, normalize, sizeof normalize / sizeof *normalize, 1, 3);
+        set_matrix(t, domain[k].rows, domain[k].columns, domain[k].col);
+        matrix_operand(t, 0, false, 3);
+        if (domain[k].in_place)
+            share_memory(t, 1, 0);
+        else
+            matrix_operand(t, 1, false, 0);
+        matrix_operand(t, 2, true, 0);
+        matrix_operand(t, 3, true, 0);
+        fill_all(t, true);
+        t->arg[0] = 1.0f / (float)domain[k].columns;
+        bool ok = compare_all(t, pool, 3);
+        drop(t);
+        if (!ok)
+            break;
+    }
+    for (int k = 0; k < 3; k++)
+        wki_pool_free(pool[k]);
+    free(t);
+}
+
+static const wki_inst sum_of[] = {LOAD(0, X), REDUCE(SUM, 0), STORE(1, 1, R)};
+
+/* Each of n additions in a row errs by half an ulp of what is summed so far, at most of the sum of magnitudes. Longest path:
+   16 additions into a lane, 2 and 4 of folding; or 128 in order; the total is rounded once. */
+TEST(loop, sums_are_accurate) {
+    trial *t = malloc(sizeof *t);
+    REQUIRE(t != NULL);
+    for (int k = 0; k < 60; k++) {
+        bool col = k % 2;
+        int64_t n = k < 6 ? 1 + k : wkt_range(1, k < 40 ? 3000 : 300000), rows = k % 3 ? 1 : 3;
+        set_program(t, sum_of, 3, 1, 1);
+        set_matrix(t, rows, n, col);
+        matrix_operand(t, 0, false, 0);
+        matrix_operand(t, 1, true, 0);
+        fill_all(t, true);
+        restore(t);
+        CHECK(wki_loop_cpu(&t->r, wki_cpu_isa(), NULL));
+        for (int64_t r = 0; r < rows; r++) {
+            const float *x = (const float *)t->r.opnd[0].data + r * t->r.opnd[0].stride[0];
+            double exact = 0, size = 0;
+            for (int64_t i = 0; i < n; i++) {
+                exact += x[i * t->r.opnd[0].stride[1]];
+                size += fabs((double)x[i * t->r.opnd[0].stride[1]]);
+            }
+            CHECK_NEAR(((float *)t->r.opnd[1].data)[r], exact, ((col ? 128 : 22) + 1) * 0x1p-24 * size);
+        }
+        drop(t);
+    }
+    free(t);
+}
+
+/* A row's sum is the same alone and among others, contiguous and strided. */
+TEST(loop, tree_ignores_layout) {
+    trial *t = malloc(sizeof *t);
+    REQUIRE(t != NULL);
+    for (int k = 0; k < 40; k++) {
+        int64_t n = wkt_range(1, k % 2 ? 40 : 6000), rows = wkt_range(2, 40);
+        float *x = malloc((size_t)n * sizeof *x), want = 0;
+        REQUIRE(x != NULL);
+        wkt_fill_normal(x, (size_t)n, 1.0);
+        for (int form = 0; form < 3; form++) {
+            set_program(t, sum_of, 3, 1, 1);
+            set_matrix(t, form ? rows : 1, n, false);
+            matrix_operand(t, 0, false, form == 2 ? 5 : 0);
+            matrix_operand(t, 1, true, 0);
+            fill_all(t, true);
+            if (form == 2) { /* transposed */
+                t->r.opnd[0].stride[0] = 1;
+                t->r.opnd[0].stride[1] = rows;
+            }
+            restore(t);
+            int64_t row = form ? wkt_range(0, rows - 1) : 0;
+            for (int64_t i = 0; i < n; i++)
+                ((float *)t->r.opnd[0].data)[row * t->r.opnd[0].stride[0] + i * t->r.opnd[0].stride[1]] = x[i];
+            CHECK(wki_loop_cpu(&t->r, wki_cpu_isa(), NULL));
+            float got = ((float *)t->r.opnd[1].data)[row];
+            want = form ? want : got;
+            CHECK_MEM(&got, &want, 4);
+            drop(t);
+        }
+        free(x);
+    }
+    free(t);
+}
+
+TEST(loop, empty_reductions) {
+    static const wki_inst inst[] = {LOAD(0, X),     REDUCE(SUM, 0), REDUCE(MAX, 0), REDUCE(MIN, 0),
+                                    STORE(1, 1, R), STORE(2, 2, R), STORE(3, 3, R)};
+    trial *t = malloc(sizeof *t);
+    wki_pool *none[1] = {NULL};
+    REQUIRE(t != NULL);
+    for (int col = 0; col < 2; col++) {
+        set_program(t, inst, 7, 1, 3);
+        set_matrix(t, 5, 0, col);
+        matrix_operand(t, 0, false, 0);
+        for (int o = 1; o < 4; o++)
+            matrix_operand(t, o, true, 0);
+        fill_all(t, true);
+        CHECK(compare_all(t, none, 1));
+        for (int r = 0; r < 5; r++) {
+            CHECK(((float *)t->r.opnd[1].data)[r] == 0.0f);
+            CHECK(((float *)t->r.opnd[2].data)[r] == -INFINITY);
+            CHECK(((float *)t->r.opnd[3].data)[r] == INFINITY);
+        }
+        drop(t);
+    }
+    free(t);
+}
+
+/* One false element anywhere is reported, padding never is. */
+TEST(loop, check_reports) {
+    static const wki_inst inst[] = {{WKI_L_LOAD, 0, X, WKI_TI, 0, -1, -1, {.i = 0}},
+                                    {WKI_L_CHECK, 0, X, WKI_TI, 0, -1, -1, {.i = 41}},
+                                    {WKI_L_STORE, 0, X, WKI_TI, 1, 0, -1, {.i = 0}}};
+    trial *t = malloc(sizeof *t);
+    REQUIRE(t != NULL);
+    for (int k = 0; k < 200; k++) {
+        int64_t n = wkt_range(1, k % 2 ? 50 : 5000), bad = wkt_range(-n, n - 1);
+        set_program(t, inst, 3, 1, 1);
+        t->r.ndim = 1;
+        t->r.size[0] = n;
+        t->r.opnd[0].dtype = t->r.opnd[1].dtype = WK_BOOL;
+        contiguous_operand(t, 0);
+        contiguous_operand(t, 1);
+        memset(t->mem[0].live, 1, t->mem[0].bytes);
+        if (bad >= 0)
+            t->mem[0].live[LEAD + bad] = 0;
+        for (int isa = WKI_ISA_BASELINE; isa <= (int)wki_cpu_isa(); isa++) {
+            t->fault = 0;
+            CHECK(wki_loop_cpu(&t->r, (wki_isa)isa, NULL));
+            CHECK_EQ_I(t->fault, bad >= 0 ? 42 : 0);
+        }
+        drop(t);
+    }
+    free(t);
+}
+
+TEST(loop, takes_no_heap) {
+    trial *t = malloc(sizeof *t);
+    REQUIRE(t != NULL);
+    set_program(t, normalize, sizeof normalize / sizeof *normalize, 1, 3);
+    set_matrix(t, 3, 9000, false);
+    for (int o = 0; o < 4; o++)
+        matrix_operand(t, o, o > 1, 0);
+    fill_all(t, true);
+    restore(t);
+    int64_t before = wki_alloc_count();
+    CHECK(wki_loop_cpu(&t->r, wki_cpu_isa(), NULL));
+    CHECK_EQ_I(wki_alloc_count(), before);
+    drop(t);
+    free(t);
 }
