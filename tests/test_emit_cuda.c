@@ -427,7 +427,7 @@ static void *build_for_cpu(const char *source, const char **why) {
         fprintf(f, "#include \"%s/cuda_on_cpu.h\"\n%s", wkt_dir(), source);
         fclose(f);
         snprintf(command, sizeof command,
-                 "cc -std=gnu17 -O1 -w -fPIC -shared -ffp-contract=off -fsanitize=alignment,bounds,integer-divide-by-zero "
+                 "cc -std=gnu17 -O0 -w -fPIC -shared -ffp-contract=off -fsanitize=alignment,bounds,integer-divide-by-zero "
                  "-fsanitize-undefined-trap-on-error -o %s %s",
                  so_file, c_file);
         if (system(command) == 0)

@@ -1,5 +1,5 @@
 /* The shape of a CUDA kernel and the parameters of its launches (emit_cuda.h). Calls the C library alone. */
-#include "compile/emit_cuda_shape.h"
+#include "compile/emit_cuda_private.h"
 
 #include "core/core.h"
 
@@ -157,9 +157,8 @@ static void choose_kind(const wki_loop_run *r, bool rows, wki_cu_shape *s) {
         s->kind = WKI_CU_COL;
     } else if (s->ncol <= WKI_CU_ROW_PART) {
         s->kind = WKI_CU_WARP;
-        s->chunks = 1;
-        while (s->chunks * 32 < s->ncol)
-            s->chunks *= 2;
+        s->chunks = (int)((s->ncol + 31) / 32);
+        s->chunks = s->chunks < 1 ? 1 : s->chunks <= 4 ? s->chunks : (s->chunks + 3) / 4 * 4;
     } else {
         s->kind = WKI_CU_BLOCK;
     }
@@ -314,6 +313,7 @@ static int64_t blocks(int64_t work, int64_t per_block) {
     return (work + per_block - 1) / per_block;
 }
 
+/* At most `limit`, itself a power of two. */
 static int pow2_at_least(int64_t n, int limit) {
     int p = 1;
     while (p < n && p < limit)
@@ -333,7 +333,7 @@ static void col_block(const wki_cu_shape *s, bool stores, unsigned block[3]) {
     if (blocks(s->nrow, x) < ENOUGH_BLOCKS)
         threads = WKI_CU_MAX_THREADS;
     int y = pow2_at_least(parts, threads / x);
-    while (x * y < 64)
+    while (x * y < WKI_CU_COL_ROWS)
         x *= 2;
     block[0] = (unsigned)x;
     block[1] = (unsigned)y;
