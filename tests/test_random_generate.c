@@ -98,7 +98,7 @@ static bool is_matrix(const maker *m, const rp_value *v) { return (void)m, v->dt
 static bool takes_grad(const maker *m, const rp_value *v) { return (void)m, v->dtype == WK_F32 && v->grad; }
 static bool is_planes(const maker *m, const rp_value *v) {
     (void)m;
-    return v->dtype == WK_F32 && v->ndim == 4 && numel(v) > 0 && numel(v) < 5000 && v->size[2] >= 2 && v->size[3] >= 2;
+    return v->dtype == WK_F32 && v->ndim == 4 && numel(v) > 0 && numel(v) < 5000 && v->size[2] >= 2 && v->size[3] >= 3;
 }
 static bool is_heads(const maker *m, const rp_value *v) {
     (void)m;
