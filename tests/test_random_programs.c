@@ -236,9 +236,9 @@ static void shrink(rp_program *p, bool strict) {
     }
 }
 
-static double one_program(uint64_t seed, int length, bool strict) {
+static double one_program(uint64_t seed, int length, bool big, bool strict) {
     static rp_program p; /* large */
-    rp_generate(&p, seed, length);
+    rp_generate(&p, seed, length, big);
     outcome o = test(&p, strict);
     if (!o.same) {
         shrink(&p, strict);
@@ -250,17 +250,18 @@ static double one_program(uint64_t seed, int length, bool strict) {
     return o.nans;
 }
 
-static void programs(int n, int length) {
+static void programs(int n, int length, bool big) {
     double nans = 0;
     if (isolated()) {
-        one_program(strtoull(getenv("WICK_PROGRAM"), NULL, 0), length, true);
+        one_program(strtoull(getenv("WICK_PROGRAM"), NULL, 0), length, big, true);
         return;
     }
     for (int i = 0; i < n; i++)
-        nans += one_program(wkt_u64() >> 16, length, i % 2);
+        nans += one_program(wkt_u64() >> 16, length, big, i % 2);
     if (!(nans / n < 0.3)) /* they would compare too little */
         FAIL("%.2f of the results are NaN", nans / n);
 }
 
-TEST(random_programs, short_ones) { programs(wkt_quick() ? 30 : 120, 14); }
-TEST(random_programs, long_ones) { programs(wkt_quick() ? 10 : 80, 60); }
+TEST(random_programs, short_ones) { programs(wkt_quick() ? 30 : 400, 14, false); }
+TEST(random_programs, long_ones) { programs(wkt_quick() ? 10 : 300, 60, false); }
+TEST(random_programs, of_large_tensors) { programs(wkt_quick() ? 3 : 60, 24, true); }
