@@ -83,7 +83,8 @@ uint64_t rp_next(rp_random *r);
 int rp_below(rp_random *r, int n); /* 0 .. n-1 */
 double rp_uniform(rp_random *r, double lo, double hi);
 
-void rp_generate(rp_program *p, uint64_t seed, int length);
+/* `big`: fewer and larger sizes, so that loops have many blocks and threads share them. */
+void rp_generate(rp_program *p, uint64_t seed, int length, bool big);
 /* Data for a value of the program: floats in -1..1, indices and classes below 3, any booleans. To be freed. */
 void *rp_data(const rp_value *v, rp_random *r);
 size_t rp_bytes(const rp_value *v);

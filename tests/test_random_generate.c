@@ -49,23 +49,28 @@ typedef struct maker {
     rp_program *p;
     rp_random r;
     int depth, nstorage;
+    bool big;
     bool consumed; /* a backward freed records: no more of them */
 } maker;
+
+static int64_t most(const maker *m) { return m->big ? 300000 : 40000; }
 
 typedef bool (*want)(const maker *m, const rp_value *v);
 
 static int64_t random_size(maker *m) {
-    static const int64_t sizes[] = {1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 16, 33};
+    static const int64_t sizes[] = {1, 1, 2, 2, 3, 3, 4, 5, 7, 8, 16, 33}, large[] = {1, 3, 64, 131, 520};
     if (rp_below(&m->r, 150) == 0)
         return 0;
-    return sizes[rp_below(&m->r, sizeof sizes / sizeof *sizes)];
+    return m->big ? large[rp_below(&m->r, 5)] : sizes[rp_below(&m->r, 12)];
 }
 
 static void random_shape(maker *m, rp_value *v) {
     static const int ndims[] = {0, 1, 1, 2, 2, 2, 3, 3, 4};
     v->ndim = (uint8_t)ndims[rp_below(&m->r, 9)];
-    for (int i = 0; i < v->ndim; i++)
-        v->size[i] = random_size(m);
+    do
+        for (int i = 0; i < v->ndim; i++)
+            v->size[i] = random_size(m);
+    while (numel(v) > most(m));
 }
 
 /* A new value; storage -1: memory of its own. */
@@ -98,7 +103,7 @@ static bool is_matrix(const maker *m, const rp_value *v) { return (void)m, v->dt
 static bool takes_grad(const maker *m, const rp_value *v) { return (void)m, v->dtype == WK_F32 && v->grad; }
 static bool is_planes(const maker *m, const rp_value *v) {
     (void)m;
-    return v->dtype == WK_F32 && v->ndim == 4 && numel(v) > 0 && numel(v) < 5000 && v->size[2] >= 2 && v->size[3] >= 2;
+    return v->dtype == WK_F32 && v->ndim == 4 && numel(v) > 0 && numel(v) < 5000 && v->size[2] >= 2 && v->size[3] >= 3;
 }
 static bool is_heads(const maker *m, const rp_value *v) {
     (void)m;
@@ -138,7 +143,7 @@ static void same_shape(rp_value *v, const rp_value *x) {
     memcpy(v->size, x->size, sizeof v->size);
 }
 
-static bool broadcast(const rp_value *a, const rp_value *b, rp_value *out) {
+static bool broadcast(const maker *m, const rp_value *a, const rp_value *b, rp_value *out) {
     int n = a->ndim > b->ndim ? a->ndim : b->ndim;
     int64_t size[RP_MAX_DIMS] = {0};
     for (int i = 1; i <= n; i++) {
@@ -149,7 +154,7 @@ static bool broadcast(const rp_value *a, const rp_value *b, rp_value *out) {
     }
     out->ndim = (uint8_t)n;
     memcpy(out->size, size, sizeof size);
-    return numel(out) < 40000;
+    return numel(out) <= most(m);
 }
 
 /* A fresh f32 or bool tensor of this shape: host data, random numbers or a constant. */
@@ -174,7 +179,7 @@ static int partner(maker *m, int x, want ok, wk_dtype d) {
     rp_value shape;
     for (int tries = 0; tries < 6; tries++) {
         int k = pick(m, ok);
-        if (k >= 0 && broadcast(&m->p->value[x], &m->p->value[k], &shape))
+        if (k >= 0 && broadcast(m, &m->p->value[x], &m->p->value[k], &shape))
             return k;
     }
     const rp_value *v = &m->p->value[x];
@@ -212,7 +217,7 @@ static void add_binary(maker *m) {
     rp_ins *i = emit(m, compare ? RP_COMPARE : RP_BINARY, a, b, -1);
     i->sub = (uint8_t)rp_below(&m->r, 6);
     rp_value *v = result(m, i, compare ? WK_BOOL : WK_F32, -1);
-    broadcast(&m->p->value[a], &m->p->value[b], v);
+    broadcast(m, &m->p->value[a], &m->p->value[b], v);
 }
 
 static void add_mask(maker *m) {
@@ -227,11 +232,11 @@ static void add_mask(maker *m) {
         rp_ins *i = emit(m, RP_FILL, a, k, -1);
         i->v = (float)rp_uniform(&m->r, -1, 1);
         v = result(m, i, WK_F32, -1);
-        broadcast(&m->p->value[a], &m->p->value[k], v);
+        broadcast(m, &m->p->value[a], &m->p->value[k], v);
     } else {
         int b = partner(m, a, is_f32, WK_F32);
-        broadcast(&m->p->value[a], &m->p->value[b], &shape);
-        if (!broadcast(&shape, &m->p->value[k], &shape))
+        broadcast(m, &m->p->value[a], &m->p->value[b], &shape);
+        if (!broadcast(m, &shape, &m->p->value[k], &shape))
             return;
         rp_ins *i = emit(m, RP_WHERE, k, a, b);
         v = result(m, i, WK_F32, -1);
@@ -418,7 +423,7 @@ static void add_view(maker *m) {
 
 static void add_product(maker *m) {
     int a = pick(m, is_matrix), b = -1;
-    if (a < 0 || numel(&m->p->value[a]) > 4000)
+    if (a < 0 || numel(&m->p->value[a]) > most(m) / 10)
         return;
     rp_value x = m->p->value[a];
     int64_t k = x.size[x.ndim - 1], n = 1 + rp_below(&m->r, 9);
@@ -539,7 +544,7 @@ static void add_copy(maker *m) {
         if (src < 0)
             continue;
         const rp_value *v = &m->p->value[src];
-        if (v->dtype != d->dtype || v->storage == d->storage || v->grad || !broadcast(d, v, &s) || s.ndim != d->ndim ||
+        if (v->dtype != d->dtype || v->storage == d->storage || v->grad || !broadcast(m, d, v, &s) || s.ndim != d->ndim ||
             memcmp(s.size, d->size, (size_t)d->ndim * sizeof *d->size) != 0)
             continue;
         emit(m, RP_COPY, dst, src, -1);
@@ -633,8 +638,8 @@ static void add_any(maker *m) {
         int weight;
         void (*add)(maker *);
     } ways[] = {
-        {20, add_unary}, {24, add_binary}, {6, add_mask},  {4, add_cast},   {5, add_copy_of}, {9, add_reduction},
-        {9, add_row},    {14, add_view},   {7, add_product}, {6, add_planes}, {6, add_lookup},  {4, add_random},
+        {20, add_unary}, {24, add_binary}, {6, add_mask},  {4, add_cast},   {5, add_copy_of}, {13, add_reduction},
+        {12, add_row},    {14, add_view},   {7, add_product}, {6, add_planes}, {6, add_lookup},  {4, add_random},
         {5, add_copy},   {3, add_read},    {3, add_drop},  {2, begin_scope}, {4, add_grad},
     };
     int total = 0, at;
@@ -650,8 +655,8 @@ static void add_any(maker *m) {
         end_scope(m);
 }
 
-void rp_generate(rp_program *p, uint64_t seed, int length) {
-    maker m = {.p = p, .r = {seed}};
+void rp_generate(rp_program *p, uint64_t seed, int length, bool big) {
+    maker m = {.p = p, .r = {seed}, .big = big};
     *p = (rp_program){.seed = seed};
     p->nin = 1 + rp_below(&m.r, 4);
     p->nstate = rp_below(&m.r, 4);

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "harness.h"
 #include "random_program.h"
@@ -118,6 +120,12 @@ static bool same(const rp_log *a, const rp_log *b) {
     return true;
 }
 
+/* Under WICK_PROGRAM every check has a process of its own, so that crashes are made smaller, too. */
+static bool isolated(void) {
+    const char *one = getenv("WICK_PROGRAM");
+    return one && *one;
+}
+
 typedef struct outcome {
     bool same;
     int run;          /* that differed */
@@ -133,7 +141,7 @@ static outcome check(const rp_program *p, bool strict) {
     open_world(&w[0], p, false, false);
     open_world(&w[1], p, true, strict);
     for (o.run = 0; o.run < RUNS && o.same; o.run++) {
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < 2 && o.same; i++) {
             run_once(&w[i], p->seed + 1000 + (uint64_t)o.run);
             if (wk_failed(w[i].c)) {
                 o.same = false;
@@ -169,6 +177,27 @@ static outcome check(const rp_program *p, bool strict) {
     return o;
 }
 
+static outcome check_apart(const rp_program *p, bool strict) {
+    outcome o = {.what = "no process"};
+    int fd[2], status;
+    if (pipe(fd))
+        return o;
+    pid_t child = fork();
+    if (child == 0) {
+        o = check(p, strict);
+        _exit(write(fd[1], &o, sizeof o) != sizeof o);
+    }
+    close(fd[1]);
+    if (child > 0 && read(fd[0], &o, sizeof o) != sizeof o)
+        o = (outcome){.what = "it crashes"};
+    if (child > 0)
+        waitpid(child, &status, 0);
+    close(fd[0]);
+    return o;
+}
+
+static outcome test(const rp_program *p, bool strict) { return isolated() ? check_apart(p, strict) : check(p, strict); }
+
 static bool needed(const rp_program *p, const rp_ins *i) {
     int n = i->kind == RP_GRAD ? i->n : i->dst >= 0;
     for (int v = i->dst; v < i->dst + n; v++) {
@@ -189,7 +218,7 @@ static void shrink(rp_program *p, bool strict) {
         for (int i = 0; i < p->nout && p->nout > 1; i++) {
             rp_program q = *p;
             q.out[i] = q.out[--q.nout];
-            if (!check(&q, strict).same) {
+            if (!test(&q, strict).same) {
                 *p = q;
                 again = true;
             }
@@ -199,7 +228,7 @@ static void shrink(rp_program *p, bool strict) {
             if (i->skip || i->kind == RP_SCOPE || i->kind == RP_END || needed(p, i))
                 continue;
             i->skip = true;
-            if (check(p, strict).same)
+            if (test(p, strict).same)
                 i->skip = false;
             else
                 again = true;
@@ -207,13 +236,13 @@ static void shrink(rp_program *p, bool strict) {
     }
 }
 
-static double one_program(uint64_t seed, int length, bool strict) {
+static double one_program(uint64_t seed, int length, bool big, bool strict) {
     static rp_program p; /* large */
-    rp_generate(&p, seed, length);
-    outcome o = check(&p, strict);
+    rp_generate(&p, seed, length, big);
+    outcome o = test(&p, strict);
     if (!o.same) {
         shrink(&p, strict);
-        outcome small = check(&p, strict);
+        outcome small = test(&p, strict);
         char *text = rp_text(&p);
         FAIL("program %llu (length %d): %s\nshortened: %s\n%s", (unsigned long long)seed, length, o.what, small.what, text);
         free(text);
@@ -221,18 +250,18 @@ static double one_program(uint64_t seed, int length, bool strict) {
     return o.nans;
 }
 
-static void programs(int n, int length) {
-    const char *one = getenv("WICK_PROGRAM");
+static void programs(int n, int length, bool big) {
     double nans = 0;
-    if (one && *one) {
-        one_program(strtoull(one, NULL, 0), length, true);
+    if (isolated()) {
+        one_program(strtoull(getenv("WICK_PROGRAM"), NULL, 0), length, big, true);
         return;
     }
     for (int i = 0; i < n; i++)
-        nans += one_program(wkt_u64() >> 16, length, i % 2);
+        nans += one_program(wkt_u64() >> 16, length, big, i % 2);
     if (!(nans / n < 0.3)) /* they would compare too little */
         FAIL("%.2f of the results are NaN", nans / n);
 }
 
-TEST(random_programs, short_ones) { programs(wkt_quick() ? 30 : 120, 14); }
-TEST(random_programs, long_ones) { programs(wkt_quick() ? 10 : 80, 60); }
+TEST(random_programs, short_ones) { programs(wkt_quick() ? 30 : 400, 14, false); }
+TEST(random_programs, long_ones) { programs(wkt_quick() ? 10 : 300, 60, false); }
+TEST(random_programs, of_large_tensors) { programs(wkt_quick() ? 3 : 60, 24, true); }

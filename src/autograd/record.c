@@ -3,25 +3,21 @@
 
 #include "core/core.h"
 
-static int written_inputs(const wki_call *k, int i) {
-    return k->op->writes_fn ? k->op->writes_fn(k, i) : i < 32 && (k->op->writes >> i & 1);
-}
-
 /* In-place ops: legal targets, and the version every saved copy is compared with. */
 static bool note_writes(wk_ctx *c, const wki_call *k) {
     for (int i = 0; i < k->nin; i++) {
-        if (!k->in[i] || !written_inputs(k, i))
+        if (!k->in[i] || !wki_call_writes(k, i))
             continue;
         wki_tensor *t = k->in[i];
         if (c->grad_mode && (t->flags & WKI_F_REQ))
             return wki_fail(c, WK_GRAD, "in-place write to input %d, which requires grad (turn grad mode off to update it)",
                             i);
-        for (int d = 0; d < t->ndim; d++)
+        for (int d = 0; d < t->ndim && t->numel; d++)
             if (t->stride[d] == 0 && t->size[d] > 1)
                 return wki_fail(c, WK_INVALID, "in-place write to an expanded tensor: several elements share memory");
     }
     for (int i = 0; i < k->nin; i++)
-        if (k->in[i] && written_inputs(k, i))
+        if (k->in[i] && wki_call_writes(k, i))
             wki_storage_bump(k->in[i]->st);
     return true;
 }

@@ -240,7 +240,20 @@ static void merge(fuser *f, int into, int from, const domain *d) {
     }
 }
 
-/* A value passes inside a group only if the consumer looks at it exactly as the producer wrote it. */
+/* Is operand `at` of the node (inputs, then outputs) one value per row of d? */
+static bool per_row(const wki_graph *g, const domain *d, const domain *own, const wki_gnode *n, int at) {
+    if (!d->red || wki_domain_row(d, own))
+        return d->red != 0;
+    const wki_loop *l = wki_node_loop(g, n);
+    int code = at < n->nin ? WKI_L_LOAD : WKI_L_STORE, operand = at < n->nin ? at : l->nload + at - n->nin;
+    for (int i = 0; i < l->ninst; i++)
+        if (l->inst[i].code == code && l->inst[i].a == operand)
+            return own->red && l->inst[i].level == WKI_ROWV;
+    return false;
+}
+
+/* A value passes inside a group only if the consumer looks at it exactly as the producer wrote it, and not once per row at
+   what is there per element. */
 static bool forwards(const fuser *f, const domain *d, int from, int to, int input) {
     const wki_graph *g = f->g;
     const wki_gnode *p = &g->node[f->lo + from], *n = &g->node[f->lo + to];
@@ -251,7 +264,8 @@ static bool forwards(const fuser *f, const domain *d, int from, int to, int inpu
         if (w->buf != r->buf)
             continue;
         return r->off == 0 && r->dtype == w->dtype && w->dtype != WK_U8 && wki_map_ref(d, &f->own[from], p, w, a) &&
-               wki_map_ref(d, &f->own[to], n, r, b) && !memcmp(a, b, (size_t)d->ndim * 8);
+               wki_map_ref(d, &f->own[to], n, r, b) && !memcmp(a, b, (size_t)d->ndim * 8) &&
+               (per_row(g, d, &f->own[from], p, p->nin + j) || !per_row(g, d, &f->own[to], n, input));
     }
     return false;
 }

@@ -99,6 +99,22 @@ static bool splice_store(splicer *x, wki_inst in, const wki_gref *f, const int64
     return emit(x, in) >= 0;
 }
 
+/* A reduction over the columns of an op that has none, spliced in at row level: it is over one element. */
+static int splice_single(splicer *x, wki_inst in) {
+    if (in.sub != WKI_R_SUM) /* the identity changes nothing */
+        return in.a;
+    int zero = emit(x, (wki_inst){.code = WKI_L_CONST, .level = in.level, .type = in.type, .a = -1, .b = -1, .c = -1});
+    if (zero < 0)
+        return -1;
+    return emit(x, (wki_inst){.code = WKI_L_PRIM,
+                              .sub = in.type == WKI_TF ? WKI_P_ADD : WKI_P_IADD,
+                              .level = in.level,
+                              .type = in.type,
+                              .a = (int16_t)zero,
+                              .b = in.a,
+                              .c = -1});
+}
+
 /* Appends one op's program. */
 static bool splice(splicer *x, const wki_gnode *n) {
     const wki_loop *l = wki_node_loop(x->g, n);
@@ -147,7 +163,7 @@ static bool splice(splicer *x, const wki_gnode *n) {
                 break;
             default: break;
             }
-            v = emit(x, in);
+            v = row && in.code == WKI_L_REDUCE ? splice_single(x, in) : emit(x, in);
         }
         if (v < 0)
             goto full;
@@ -249,15 +265,26 @@ static bool finish_loop(splicer *x) {
     return true;
 }
 
+/* From a reducing op when there is one: without it a row shape has nothing to be the row shape of. */
+static wki_domain group_domain(const wki_graph *g, const int *node, int n) {
+    wki_domain d = wki_node_domain(g, &g->node[node[0]]);
+    for (int i = 1; i < n && !d.red; i++) {
+        wki_domain own = wki_node_domain(g, &g->node[node[i]]);
+        if (own.red)
+            d = own;
+    }
+    for (int i = 0; i < n; i++) {
+        wki_domain own = wki_node_domain(g, &g->node[node[i]]);
+        d = wki_domain_join(&d, &own);
+    }
+    return d;
+}
+
 static bool lower_loop(splicer *x, wki_step *s, const int *node, int n) {
     const wki_graph *g = x->g;
     x->s = s;
     x->ninst = x->nknown = x->nload = x->nstore = x->nva = x->nrng = 0;
-    x->d = wki_node_domain(g, &g->node[node[0]]);
-    for (int i = 1; i < n; i++) {
-        wki_domain own = wki_node_domain(g, &g->node[node[i]]);
-        x->d = wki_domain_join(&x->d, &own);
-    }
+    x->d = group_domain(g, node, n);
     s->kind = WKI_STEP_LOOP;
     s->op = g->node[node[n - 1]].op;
     for (int i = 0; i < n; i++)

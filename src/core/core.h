@@ -174,6 +174,11 @@ struct wki_call {
     uint64_t rng_seq;      /* set by wki_apply for RNG ops */
 };
 
+/* Does the call write input i in place? */
+static inline bool wki_call_writes(const wki_call *k, int i) {
+    return k->op->writes_fn ? k->op->writes_fn(k, i) : i < 32 && (k->op->writes >> i & 1);
+}
+
 /* Applies an op: checks, promotes dtypes, infers, goes down the executor stack. On failure returns false, the context's
    error is set and every out[i] is the poison tensor. Outputs belong to the current scope. */
 bool wki_apply(wk_ctx *c, wki_call *k);
@@ -348,6 +353,7 @@ bool wki_flush(wk_ctx *c);                           /* runs what is pending; fa
 void wki_rec_forget(wk_ctx *c, wki_storage *s);      /* a pending storage died */
 void wki_rec_discard_failed(wk_ctx *c);              /* drops a recording in which an error happened */
 bool wki_rec_captured(const wk_ctx *c, const wki_storage *s); /* does the current recording use it */
+bool wki_rec_writes(const wk_ctx *c, const wki_storage *s);   /* does it write it in place */
 bool wki_touch_read(wki_tensor *t);                  /* before the host reads: data is there; false after wki_fail */
 bool wki_touch_write(wki_tensor *t);                 /* before the host writes: nothing pending captured it */
 

@@ -288,7 +288,7 @@ bool wki_touch_read(wki_tensor *t) {
         c->cur_op = NULL;
         return wki_fail(c, WK_STATE, "reading the result of a call that failed");
     }
-    if (t->st->pending && (c->failed || !wki_flush(c)))
+    if ((t->st->pending || wki_rec_writes(c, t->st)) && (c->failed || !wki_flush(c)))
         return false;
     if (t->st->failed || t->st->pending) {
         c->cur_op = NULL;

@@ -23,6 +23,7 @@ typedef struct wki_rbuf {
     uint32_t root;      /* first buffer of the same storage (itself, mostly) */
     uint32_t next_same; /* next external buffer of the storage with another offset + 1; 0: none */
     uint8_t external, whole, dtype;
+    uint8_t written; /* of a storage's first buffer: an op of the segment writes it in place */
 } wki_rbuf;
 
 struct wki_recorder {

@@ -30,6 +30,10 @@ bool wki_rec_captured(const wk_ctx *c, const wki_storage *s) {
     return c->rec->nops && s->rec_epoch == c->rec->epoch;
 }
 
+bool wki_rec_writes(const wk_ctx *c, const wki_storage *s) {
+    return wki_rec_captured(c, s) && c->rec->buf[s->rec_buf].written;
+}
+
 void wki_rec_forget(wk_ctx *c, wki_storage *s) {
     wki_recorder *r = c->rec;
     if (r && s->rec_epoch == r->epoch)
@@ -219,10 +223,13 @@ bool wki_record(wk_ctx *c, wki_call *k) {
     r->key[r->nkey++] = op->id | (uint64_t)k->nin << 16 | (uint64_t)k->nout << 32 | (uint64_t)k->nia << 40 |
                         (uint64_t)k->nva << 56;
     for (int i = 0; i < k->nin; i++) {
-        if (k->in[i])
-            append_ref(r, k->in[i]);
-        else
+        if (!k->in[i]) {
             r->key[r->nkey++] = WKI_REF_ABSENT;
+            continue;
+        }
+        append_ref(r, k->in[i]);
+        if (op->writes && wki_call_writes(k, i))
+            r->buf[k->in[i]->st->rec_buf].written = 1;
     }
     for (int i = 0; i < k->nia; i++)
         r->key[r->nkey++] = (uint64_t)k->ia[i];

@@ -121,7 +121,7 @@ bool wki_infer_copy(wk_ctx *c, const wki_call *k) {
 }
 
 static bool no_broadcast_dims(wk_ctx *c, const wki_tensor *t, const char *name) {
-    for (int i = 0; i < t->ndim; i++)
+    for (int i = 0; i < t->ndim && t->numel; i++)
         if (t->size[i] > 1 && t->stride[i] == 0)
             return wki_fail(c, WK_INVALID,
                             "`%s` is an expanded view: its elements share memory and cannot be written",
