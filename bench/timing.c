@@ -21,8 +21,8 @@ double bench_median(double *v, int n) {
 }
 
 double bench_time(void (*fn)(void *arg, int64_t calls), void *arg) {
-    enum { RUNS = 11 };
-    const double fill = 0.02;
+    enum { RUNS = 101 };
+    const double fill = 0.002; /* shorter than a scheduler's slice, so that most runs are undisturbed */
     double v[RUNS], took = 0;
     int64_t calls = 1;
     for (;;) { /* doubles as the warm-up */

@@ -124,8 +124,10 @@ static wk_optim *make(wk_ctx *c, optim what, wk_tensor *const *params, int n, co
     bool ok = allocate(o);
     for (int i = 0; ok && i < n; i++) {
         ok = take_param(o, i, params[i], caller);
-        for (int s = 0; ok && s < o->nstates; s++)
-            ok = (o->state[s][i] = make_state(o, i)) != NULL;
+        for (int s = 0; ok && s < what.nstates; s++) {
+            wki_tensor **state = o->state[s];
+            ok = state && (state[i] = make_state(o, i));
+        }
     }
     if (!ok) {
         destroy(o);
