@@ -113,7 +113,10 @@ static bool load_file(const char *dir, const char *name, int ndim, idx *out) {
     }
     if (idx_read(path, ndim, out, why, sizeof why))
         return true;
-    cli_fail("%s", why);
+    cli_fail("%s%s", why,
+             access(path, F_OK)
+                 ? " (the Debian package dataset-fashion-mnist has it; --data-dir names another place)"
+                 : "");
     return false;
 }
 
