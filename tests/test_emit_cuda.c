@@ -41,7 +41,7 @@ typedef struct kcase {
 /* ---- domains and operands -------------------------------------------------------------------------------- */
 
 static int64_t draw_size(void) {
-    static const int64_t some[] = {0, 1, 1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 32, 33, 64, 100, 127, 128, 129, 257};
+    static const int64_t some[] = {0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 18, 31, 32, 33, 64, 100, 127, 128, 129, 258};
     return some[wkt_below(sizeof some / sizeof *some)];
 }
 
@@ -77,12 +77,12 @@ static bool row_operand(const kcase *c, int op) {
     return false;
 }
 
-/* Dense strides in a random or the logical order of memory, with padding or not; loads may be broadcast. */
-static int64_t draw_strides(kcase *c, int op, const int *order) {
+/* Dense strides in the given order of memory; loads may be broadcast. Untidy ones may have padding or steps. */
+static int64_t draw_strides(kcase *c, int op, const int *order, bool tidy) {
     wki_loop_run *r = &c->run;
     int64_t at = 1, last = 0, elements = 1;
-    bool row = row_operand(c, op), pad = wkt_below(4) == 0, broadcast = is_load(c, op) && wkt_below(3) == 0;
-    bool strided = is_load(c, op) && wkt_below(12) == 0;
+    bool row = row_operand(c, op), pad = !tidy && wkt_below(4) == 0, broadcast = is_load(c, op) && wkt_below(3) == 0;
+    bool strided = !tidy && is_load(c, op) && wkt_below(8) == 0;
     if (strided)
         at = 2;
     for (int i = r->ndim - 1; i >= 0; i--) {
@@ -109,10 +109,10 @@ static void *new_memory(size_t bytes) {
     return p;
 }
 
-static void fill(void *p, uint8_t dtype, size_t bytes) {
+static void fill(void *p, uint8_t dtype, size_t bytes, bool odd) {
     size_t n = bytes / wki_dtype_size((wk_dtype)dtype);
     for (size_t i = 0; i < n; i++) {
-        uint64_t kind = wkt_below(40);
+        uint64_t kind = odd ? wkt_below(40) : 2 + wkt_below(38);
         double x = kind == 0 ? NAN : kind == 1 ? INFINITY : kind == 2 ? -0.0 : wkt_uniform(-3, 3);
         int64_t k = kind < 2 ? (int64_t)wkt_u64() : wkt_range(-6, 6);
         switch ((wk_dtype)dtype) {
@@ -145,9 +145,9 @@ static void draw_operands(kcase *c) {
         mixed[d] = mixed[j];
         mixed[j] = t;
     }
-    bool all_mixed = wkt_below(4) == 0, plain = wkt_below(3) == 0;
+    bool all_mixed = wkt_below(4) == 0, plain = wkt_below(6) == 0, tidy = wkt_below(2), odd = wkt_below(4) == 0;
     for (int op = 0; op < nop; op++) {
-        int64_t n = draw_strides(c, op, all_mixed || (!plain && wkt_below(4) == 0) ? mixed : order);
+        int64_t n = draw_strides(c, op, all_mixed || (!tidy && wkt_below(4) == 0) ? mixed : order, tidy);
         if (plain && !row_operand(c, op)) {
             n = 1;
             for (int i = r->ndim - 1; i >= 0; i--) {
@@ -174,7 +174,7 @@ static void draw_operands(kcase *c) {
         c->want[op] = new_memory(c->bytes[op]);
         c->got[op] = new_memory(c->bytes[op]);
         if (is_load(c, op))
-            fill(c->want[op], r->opnd[op].dtype, c->bytes[op]);
+            fill(c->want[op], r->opnd[op].dtype, c->bytes[op], odd);
         memcpy(c->got[op], c->want[op], c->bytes[op]);
     }
 }
@@ -221,7 +221,8 @@ static int add(kcase *c, wki_inst i) {
 /* A value of the type, of the row only or of any level; -1 when there is none. Masks for 'M'. */
 static int pick(const kcase *c, const bool *mask, char type, bool row) {
     for (int tries = 0; tries < 60; tries++) {
-        int v = (int)wkt_below((uint64_t)c->prog.ninst);
+        int n = c->prog.ninst, recent = n < 4 || tries & 1 ? n : 4;
+        int v = n - 1 - (int)wkt_below((uint64_t)recent);
         const wki_inst *in = &c->inst[v];
         if (in->code == WKI_L_STORE || in->code == WKI_L_CHECK || (in->type == WKI_TF) != (type == 'F'))
             continue;
@@ -279,10 +280,10 @@ static void draw_program(kcase *c, bool rows) {
     add(c, (wki_inst){.code = WKI_L_CONST, .level = WKI_ROWV, .type = WKI_TI, .imm.i = (int32_t)wkt_range(-3, 3)});
     if (wkt_below(2))
         add(c, (wki_inst){.code = WKI_L_ARG, .level = WKI_ROWV, .type = WKI_TF, .a = p->narg++});
-    if (wkt_below(3) == 0)
+    if (wkt_below(2))
         add(c, (wki_inst){.code = WKI_L_INDEX, .level = wkt_below(4) ? WKI_ELEM : WKI_ROWV, .type = WKI_TI,
                           .a = (int16_t)wkt_below(3)});
-    while (wkt_below(4) == 0 && p->nrng < 2)
+    while (wkt_below(3) == 0 && p->nrng < 2)
         add(c, (wki_inst){.code = WKI_L_RNG, .sub = wkt_below(2) ? WKI_P_NORMAL : WKI_P_UNIFORM,
                           .level = wkt_below(5) ? WKI_ELEM : WKI_ROWV, .type = WKI_TF, .a = p->nrng++});
     int n = 2 + (int)wkt_below(16), limit = MAX_PROGRAM - 8;

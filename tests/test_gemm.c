@@ -385,13 +385,15 @@ TEST(gemm, threads_do_not_change_bits) {
     int count = wkt_quick() ? 5 : (int)(sizeof shapes / sizeof shapes[0]);
     for (int s = 0; s < count; s++) {
         const int64_t *d = shapes[s];
-        problem p;
-        if (CHECK(
-                make_problem(&p, d[0], d[1], d[2], d[3], (int)wkt_below(LAYOUTS), (int)wkt_below(LAYOUTS)))) {
-            random_epilogue(&p);
-            check_same_bits(&p, pools, 4);
+        for (int transposed = 0; transposed < 2; transposed++) {
+            problem p;
+            int b_kind = transposed ? COLUMN_MAJOR : (int)wkt_below(LAYOUTS);
+            if (CHECK(make_problem(&p, d[0], d[1], d[2], d[3], (int)wkt_below(LAYOUTS), b_kind))) {
+                random_epilogue(&p);
+                check_same_bits(&p, pools, 4);
+            }
+            free_problem(&p);
         }
-        free_problem(&p);
     }
     for (int i = 0; i < 4; i++)
         wki_pool_free(pools[i]);

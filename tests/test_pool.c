@@ -180,6 +180,39 @@ TEST(pool, sleeping_workers_wake) {
     wki_pool_free(p);
 }
 
+typedef struct {
+    unsigned pause[2];
+    int done[2], round;
+} race;
+
+static void pause_then_note(void *arg, int64_t begin, int64_t end, int worker) {
+    race *r = arg;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        for (volatile unsigned spin = r->pause[i]; spin > 0; spin--) {
+        }
+        r->done[i] = r->round;
+    }
+}
+
+/* Parts that end at nearly the same moment, in every order: a call may not return before all of them are done, nor
+ * leave a trace that lets the next one do so. */
+TEST(pool, parts_finish_together) {
+    wki_pool *p = wki_pool_new(2);
+    REQUIRE(p);
+    race r = {.round = 0};
+    int rounds = wkt_quick() ? 20000 : 200000, early = 0;
+    for (r.round = 1; r.round <= rounds; r.round++) {
+        for (int i = 0; i < 2; i++)
+            r.pause[i] = 100 + (unsigned)wkt_below(100);
+        wki_pool_for(p, 2, pause_then_note, &r, 1);
+        for (int i = 0; i < 2; i++)
+            early += r.done[i] != r.round;
+    }
+    CHECK_EQ_I(early, 0);
+    wki_pool_free(p);
+}
+
 TEST(pool, born_and_freed_idle) {
     for (int i = 0; i < 50; i++)
         wki_pool_free(wki_pool_new(3));
