@@ -11,10 +11,11 @@ typedef struct bench {
     void (*run)(bench_run *r);
     const char *const *cases; /* NULL at the end */
 } bench;
-extern const bench bench_overhead, bench_compile;
+extern const bench bench_overhead, bench_compile, bench_train;
 
 /* Is the case asked for? A bench may skip the work of one that is not. */
 bool bench_wants(const bench_run *r, const char *name);
+wk_device bench_device(const bench_run *r); /* the command's --device */
 /* One figure; NAN: it could not be measured, for the reason given by bench_fail. */
 void bench_figure(bench_run *r, const char *name, double value, const char *unit);
 /* A case that could not be measured, and why. The command then ends with a failure. */

@@ -9,8 +9,8 @@
 #include "bench/bench.h"
 #include "cli.h"
 
-enum { NBENCHES = 2, MAX_FIGURES = 64 };
-static const bench *const benches[NBENCHES] = {&bench_overhead, &bench_compile};
+enum { NBENCHES = 3, MAX_FIGURES = 64 };
+static const bench *const benches[NBENCHES] = {&bench_overhead, &bench_compile, &bench_train};
 
 struct bench_run {
     const bench *b;
@@ -18,6 +18,8 @@ struct bench_run {
     bool json;
     int threads;
     const char *isa;
+    wk_device device;
+    json_t *peers; /* array of what a peer's bench printed in the same session, or NULL */
     struct {
         const char *name;
         double value;
@@ -29,6 +31,29 @@ struct bench_run {
 
 bool bench_wants(const bench_run *r, const char *name) { return !r->only || !strcmp(r->only, name); }
 
+wk_device bench_device(const bench_run *r) { return r->device; }
+
+/* The peer's figure: from the file that was given, else the published one. False: none. */
+static bool find_peer(const bench_run *r, const char *name, const char *unit, char *peer, size_t n, double *value) {
+    size_t i;
+    json_t *p;
+    json_array_foreach(r->peers, i, p) {
+        const char *b = json_string_value(json_object_get(p, "bench")), *k = json_string_value(json_object_get(p, "case"));
+        const char *u = json_string_value(json_object_get(p, "unit")), *v = json_string_value(json_object_get(p, "version"));
+        if (!b || !k || !u || strcmp(b, r->b->name) != 0 || strcmp(k, name) != 0 || strcmp(u, unit) != 0)
+            continue;
+        snprintf(peer, n, "%s, same run", v ? v : "peer");
+        *value = json_number_value(json_object_get(p, "value"));
+        return true;
+    }
+    const bench_peer *p0 = r->device == WK_CPU ? bench_peer_of(r->b->name, name) : NULL;
+    if (p0) {
+        snprintf(peer, n, "%s", p0->peer);
+        *value = p0->value;
+    }
+    return p0 != NULL;
+}
+
 void bench_figure(bench_run *r, const char *name, double value, const char *unit) {
     if (!bench_wants(r, name))
         return;
@@ -36,19 +61,21 @@ void bench_figure(bench_run *r, const char *name, double value, const char *unit
         r->figure[r->nfigures].name = name;
         r->figure[r->nfigures++].value = value;
     }
-    const bench_peer *p = bench_peer_of(r->b->name, name);
-    double ratio = p ? p->value / value : NAN;
-    const char *device = !strcmp(r->b->name, "compile") || !strcmp(name, "record_op") ? "null" : "cpu";
-    if (r->json) {
-        cli_json(json_pack("{s:s, s:s, s:f, s:s, s:s, s:o, s:o, s:i, s:s, s:s}", "bench", r->b->name, "case",
-                           name, "value", value, "unit", unit, "peer", p ? p->peer : "unproven", "peer_value",
-                           p ? json_real(p->value) : json_null(), "ratio", p ? json_real(ratio) : json_null(),
+    char peer[128] = "unproven";
+    double peer_value = NAN;
+    bool known = find_peer(r, name, unit, peer, sizeof peer, &peer_value);
+    double ratio = peer_value / value;
+    bool null = !strcmp(r->b->name, "compile") || !strcmp(name, "record_op");
+    const char *device = wk_device_name(null ? WK_NULL : r->device);
+    if (r->json)
+        cli_json(json_pack("{s:s, s:s, s:f, s:s, s:s, s:o, s:o, s:i, s:s, s:s}", "bench", r->b->name, "case", name,
+                           "value", value, "unit", unit, "peer", peer, "peer_value",
+                           known ? json_real(peer_value) : json_null(), "ratio", known ? json_real(ratio) : json_null(),
                            "threads", r->threads, "isa", r->isa, "device", device));
-    } else if (p) {
-        printf("%-20s %12.4g %-11s %6.1f x (%s: %.4g)\n", name, value, unit, ratio, p->peer, p->value);
-    } else {
+    else if (known)
+        printf("%-20s %12.4g %-11s %6.1f x (%s: %.4g)\n", name, value, unit, ratio, peer, peer_value);
+    else
         printf("%-20s %12.4g %-11s unproven\n", name, value, unit);
-    }
     fflush(stdout);
 }
 
@@ -107,13 +134,16 @@ static void check_bounds(bench_run *r, json_t *bounds) {
 /* ---- command ------------------------------------------------------------------------------------------------------- */
 
 typedef struct options {
-    const char *name, *check;
+    const char *name, *check, *peers;
     bool json, list;
+    int device;
 } options;
 
 static const struct argp_option option_table[] = {
     {"json", 'j', NULL, 0, "print JSON objects, one a line", 0},
     {"check", 'c', "FILE", 0, "fail where a figure misses its bound in FILE", 0},
+    {"device", 'd', "cpu|cuda", 0, "where `train` computes (default cpu)", 0},
+    {"peers", 'p', "FILE", 0, "peer figures of the same session: the JSON lines of bench/peers/*.py", 0},
     {"list", 'l', NULL, 0, "print the benches and their cases", 0},
     {0},
 };
@@ -126,6 +156,12 @@ static error_t parse(int key, char *arg, struct argp_state *s) {
         break;
     case 'c':
         o->check = arg;
+        break;
+    case 'd':
+        o->device = cli_choice(s, "device", arg, (const char *const[]){"cpu", "cuda"}, 2);
+        break;
+    case 'p':
+        o->peers = arg;
         break;
     case 'l':
         o->list = true;
@@ -184,6 +220,23 @@ static json_t *load_bounds(const char *path) {
     return bounds;
 }
 
+/* One JSON object a line. NULL after a message. */
+static json_t *load_peers(const char *path) {
+    json_t *all = json_array(), *one;
+    json_error_t e = {0};
+    FILE *f = fopen(path, "r");
+    while (f && all && (one = json_loadf(f, JSON_DISABLE_EOF_CHECK, &e)))
+        json_array_append_new(all, one);
+    bool ok = f && all && (feof(f) || json_error_code(&e) == json_error_premature_end_of_input) && json_array_size(all);
+    if (f)
+        fclose(f);
+    if (ok)
+        return all;
+    cli_fail("%s: %s", path, !f ? "cannot be opened" : e.text[0] ? e.text : "no figures in it");
+    json_decref(all);
+    return NULL;
+}
+
 int cmd_bench(int argc, char **argv) {
     options o = {0};
     const struct argp argp = {
@@ -198,7 +251,7 @@ int cmd_bench(int argc, char **argv) {
     argp_parse(&argp, argc, argv, 0, NULL, &o);
     if (o.list)
         return list();
-    bench_run r = {.json = o.json};
+    bench_run r = {.json = o.json, .device = o.device ? WK_CUDA : WK_CPU};
     if (!find_bench(o.name, &r)) {
         cli_fail("no bench '%s'; `wick bench --list` prints them", o.name);
         return EXIT_USAGE;
@@ -206,6 +259,10 @@ int cmd_bench(int argc, char **argv) {
     json_t *bounds = o.check ? load_bounds(o.check) : NULL;
     if (o.check && !bounds)
         return EXIT_FAILED;
+    if (o.peers && !(r.peers = load_peers(o.peers))) {
+        json_decref(bounds);
+        return EXIT_FAILED;
+    }
     wk_ctx *c = wk_ctx_new(NULL);
     if (!c)
         return cli_fail("out of memory");
@@ -217,6 +274,7 @@ int cmd_bench(int argc, char **argv) {
     if (bounds)
         check_bounds(&r, bounds);
     json_decref(bounds);
+    json_decref(r.peers);
     wk_ctx_free(c);
     return r.failures ? EXIT_FAILED : 0;
 }

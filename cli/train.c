@@ -8,10 +8,11 @@
 #include <wick.h>
 
 #include "cli.h"
+#include "nets.h"
 #include "idx.h"
 #include "progress.h"
 
-enum { SIDE = 28, CLASSES = 10, EVAL_BATCH = 500, READ_EVERY = 20 };
+enum { SIDE = NET_SIDE, CLASSES = NET_CLASSES, EVAL_BATCH = 500, READ_EVERY = 20 };
 
 /* ---- options ------------------------------------------------------------------------------------------------------- */
 
@@ -24,7 +25,7 @@ typedef struct options {
     const char *data_dir;
 } options;
 
-static const char *const models[] = {"cnn", "mlp"}, *const datasets[] = {"fashion"},
+static const char *const datasets[] = {"fashion"},
                          *const devices[] = {"cpu", "cuda"}, *const switches[] = {"off", "on"};
 
 static const struct argp_option option_table[] = {
@@ -47,7 +48,7 @@ static error_t parse(int key, char *arg, struct argp_state *s) {
     options *o = s->input;
     switch (key) {
     case 'm':
-        o->model = cli_choice(s, "model", arg, models, 2);
+        o->model = cli_choice(s, "model", arg, net_models, NET_MODELS);
         break;
     case 'd':
         cli_choice(s, "data", arg, datasets, 1);
@@ -165,51 +166,12 @@ static wk_loader *loader_of(wk_ctx *c, const set *s, int64_t count, int64_t batc
     return wk_loader_new(c, fields, 2, count, &o);
 }
 
-/* ---- models -------------------------------------------------------------------------------------------------------- */
-
-typedef struct net {
-    wk_module *layer[4];
-} net;
-
-static void cnn_forward(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
-    (void)c, (void)nin, (void)nout;
-    net *n = self;
-    wk_tensor *x = wk_max_pool2d(wk_relu(wk_forward(n->layer[0], in[0])), 2);
-    x = wk_max_pool2d(wk_relu(wk_forward(n->layer[1], x)), 2);
-    x = wk_relu(wk_forward(n->layer[2], wk_flatten(x, 1)));
-    out[0] = wk_forward(n->layer[3], x);
-}
-
-static void mlp_forward(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
-    (void)c, (void)nin, (void)nout;
-    net *n = self;
-    wk_tensor *x = wk_relu(wk_forward(n->layer[0], wk_flatten(in[0], 1)));
-    x = wk_relu(wk_forward(n->layer[1], x));
-    out[0] = wk_forward(n->layer[2], x);
-}
-
-static wk_module *model_new(wk_ctx *c, int which, net *n) {
-    wk_module *m = wk_module_new(c, models[which], which ? mlp_forward : cnn_forward, n, NULL);
-    if (which) {
-        n->layer[0] = wk_module_child(m, "fc1", wk_nn_linear(c, SIDE * SIDE, 256, true));
-        n->layer[1] = wk_module_child(m, "fc2", wk_nn_linear(c, 256, 128, true));
-        n->layer[2] = wk_module_child(m, "fc3", wk_nn_linear(c, 128, CLASSES, true));
-        return m;
-    }
-    n->layer[0] = wk_module_child(m, "conv1", wk_nn_conv2d(c, 1, 16, 3, 1, 1, true));
-    n->layer[1] = wk_module_child(m, "conv2", wk_nn_conv2d(c, 16, 32, 3, 1, 1, true));
-    n->layer[2] = wk_module_child(m, "fc1", wk_nn_linear(c, 32 * 7 * 7, 128, true));
-    n->layer[3] = wk_module_child(m, "fc2", wk_nn_linear(c, 128, CLASSES, true));
-    return m;
-}
-
 /* ---- training ------------------------------------------------------------------------------------------------------ */
 
 typedef struct job {
     const options *o;
     wk_ctx *c;
-    wk_module *model;
-    wk_optim *optim;
+    net_job net;
     wk_loader *train, *test;
     int64_t ntrain, ntest;
     wk_compiled *step, *predict;    /* NULL: eager */
@@ -219,24 +181,16 @@ typedef struct job {
     int64_t loss_count;
 } job;
 
-static void train_step(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
-    (void)c, (void)nin, (void)nout;
-    job *j = self;
-    out[0] = wk_cross_entropy(wk_forward(j->model, in[0]), in[1]);
-    wk_backward(out[0]);
-    wk_optim_step(j->optim);
-}
-
 static void predict(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
     (void)c, (void)nin, (void)nout;
-    out[0] = wk_forward(((job *)self)->model, in[0]);
+    out[0] = wk_forward(((net_job *)self)->model, in[0]);
 }
 
 static wk_tensor *run(job *j, wk_compiled *f, wk_fn fn, wk_tensor *const *in, int nin) {
     if (f)
         return wk_call(f, in, nin);
     wk_tensor *out = NULL;
-    fn(j->c, j, in, nin, &out, 1);
+    fn(j->c, &j->net, in, nin, &out, 1);
     return out;
 }
 
@@ -263,8 +217,8 @@ static void train_epoch(job *j, progress *p, int epoch) {
     j->loss_sum = 0;
     j->loss_count = 0;
     for (int64_t i = 0; wk_loader_next(j->train, batch); i++) {
-        wk_optim_set_lr(j->optim, j->o->lr * (1 - (double)(epoch * steps + i) / (double)total));
-        j->waiting[j->nwaiting++] = wk_retain(run(j, j->step, train_step, batch, 2));
+        wk_optim_set_lr(j->net.optim, j->o->lr * (1 - (double)(epoch * steps + i) / (double)total));
+        j->waiting[j->nwaiting++] = wk_retain(run(j, j->step, net_train_step, batch, 2));
         if (j->nwaiting == READ_EVERY || i + 1 == steps)
             loss = read_losses(j);
         progress_step(p, i + 1, loss);
@@ -278,7 +232,7 @@ static double accuracy(job *j) {
     wk_tensor *batch[2];
     int64_t right = 0;
     bool grad = wk_grad_enable(j->c, false);
-    wk_train_mode(j->model, false);
+    wk_train_mode(j->net.model, false);
     while (wk_loader_next(j->test, batch)) {
         int64_t n = wk_size(batch[1], 0);
         wk_tensor *y = run(j, j->predict, predict, batch, 1);
@@ -292,7 +246,7 @@ static double accuracy(job *j) {
             right += best == labels[i];
         }
     }
-    wk_train_mode(j->model, true);
+    wk_train_mode(j->net.model, true);
     wk_grad_enable(j->c, grad);
     return (double)right / (double)j->ntest;
 }
@@ -312,9 +266,9 @@ static void report_epoch(const job *j, const progress *p, int epoch, double test
 static void report_end(const job *j, const progress *p, double test) {
     double seconds = progress_now() - p->started;
     if (j->o->json)
-        cli_json(json_pack("{s:s, s:s, s:b, s:I, s:f, s:f}", "model", models[j->o->model], "device",
+        cli_json(json_pack("{s:s, s:s, s:b, s:I, s:f, s:f}", "model", net_models[j->o->model], "device",
                            devices[j->o->device], "compiled", j->o->compile, "steps",
-                           (json_int_t)wk_optim_steps(j->optim), "seconds", seconds, "test_accuracy", test));
+                           (json_int_t)wk_optim_steps(j->net.optim), "seconds", seconds, "test_accuracy", test));
     else
         printf("test accuracy: %.4f\n", test);
 }
@@ -324,14 +278,14 @@ static void job_init(job *j, net *n, const set *train, const set *test) {
     wk_seed(j->c, o->seed);
     j->ntrain = o->limit && o->limit < train->count ? o->limit : train->count;
     j->ntest = test->count;
-    j->model = model_new(j->c, o->model, n);
+    j->net.model = net_new(j->c, o->model, n);
     wk_tensor *params[8];
-    j->optim = wk_adamw(j->c, params, wk_module_params(j->model, params, 8), NULL);
+    j->net.optim = wk_adamw(j->c, params, wk_module_params(j->net.model, params, 8), NULL);
     j->train = loader_of(j->c, train, j->ntrain, o->batch, true, o->seed);
     j->test = loader_of(j->c, test, j->ntest, EVAL_BATCH, false, 0);
     if (o->compile && !wk_failed(j->c)) {
-        j->step = wk_compile(j->c, train_step, j, NULL);
-        j->predict = wk_compile(j->c, predict, j, NULL);
+        j->step = wk_compile(j->c, net_train_step, &j->net, NULL);
+        j->predict = wk_compile(j->c, predict, &j->net, NULL);
     }
 }
 
