@@ -110,3 +110,13 @@ TEST(fusion, an_empty_tensor_is_not_an_expanded_one) {
     CHECK(wk_copy_(x, wk_ones(c, WK_F32, SIZE(2, 0))) == x);
     api_end(c);
 }
+
+/* One element for all of a vector's lanes, given as an operand or as an attribute, keeps its sign when it is 0. */
+PROGRAM(negative_zeros) {
+    (void)c, (void)self, (void)nin, (void)nout;
+    wk_tensor *zero = wk_mul_scalar(in[0], -0.0);
+    wk_tensor *wide = wk_expand(wk_mul_scalar(wk_abs(in[1]), -0.0), SIZE(40));
+    out[0] = wk_mul(wk_add(wide, wk_neg(wk_abs(zero))), in[0]);
+    out[1] = wk_masked_fill(zero, wk_lt(in[0], in[1]), -0.0);
+}
+TEST(fusion, negative_zeros) { check_same(negative_zeros, 2, (const int[][3]){{1, 40}, {1, 1}}, 2); }

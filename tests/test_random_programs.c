@@ -153,8 +153,12 @@ static outcome check(const rp_program *p, bool strict) {
             while (at < w[0].log.n && at < w[1].log.n && w[0].log.bytes[at] == w[1].log.bytes[at])
                 at++;
             o.same = false;
-            snprintf(o.what, sizeof o.what, "eager and compiled differ in run %d at byte %zu of %zu (%zu)", o.run, at,
-                     w[0].log.n, w[1].log.n);
+            float x[2] = {NAN, NAN};
+            for (int i = 0; i < 2; i++)
+                if (at / 4 * 4 + 4 <= w[i].log.n)
+                    memcpy(&x[i], w[i].log.bytes + at / 4 * 4, 4);
+            snprintf(o.what, sizeof o.what, "eager and compiled differ in run %d at byte %zu of %zu (%zu): %.9g, %.9g", o.run,
+                     at, w[0].log.n, w[1].log.n, (double)x[0], (double)x[1]);
         }
         if (o.same && p->optimizer) {
             uint64_t s[2], q[2];

@@ -146,7 +146,7 @@ WK_FN wki_nf wkn_double_fma(wki_nf a, wki_nf b, wki_nf c) {
 #endif
 
 #define WK_NAME(n) wkn_##n
-#define WK_FC(c) ((wki_nf){0} + (c))
+#define WK_FC(c) ((c) - (wki_nf){0}) /* 0 + -0 would be 0 */
 #define WK_IC(c) ((wki_ni){0} + (c))
 #define WK_AS_I(x) ((wki_ni)(x))
 #define WK_AS_F(i) ((wki_nf)(i))
