@@ -45,6 +45,8 @@ struct wki_recorder {
     uint32_t cap_ptr;
 };
 
+static inline bool wki_recording(const wk_ctx *c) { return c->rec->in_call || c->rec->nops; }
+
 enum { WKI_REF_ABSENT, WKI_REF_WHOLE, WKI_REF_PLAIN, WKI_REF_STRIDED };
 enum { WKI_REF_DECL = 4, WKI_REF_NEW = 16, WKI_REF_PINNED = 32, WKI_REF_ALIGNED = 64, WKI_REF_ALIAS = 128 };
 

@@ -24,8 +24,6 @@ void wki_recorder_free(wk_ctx *c) {
     c->rec = NULL;
 }
 
-bool wki_recording(const wk_ctx *c) { return c->rec->in_call || c->rec->nops; }
-
 bool wki_rec_captured(const wk_ctx *c, const wki_storage *s) {
     return c->rec->nops && s->rec_epoch == c->rec->epoch;
 }
