@@ -171,14 +171,16 @@ static bool edge_live(const wki_edge *d) { return d->fn || d->leaf; }
 static bool step(engine *e, wki_node *n) {
     wk_ctx *c = e->c;
     enum { MAX_IN = 64 };
-    wki_tensor *gin[MAX_IN] = {0};
+    wki_tensor *gin[MAX_IN];
     bool need[MAX_IN], any = false;
     if (n->nin > MAX_IN)
         return wki_fail(c, WK_INTERNAL, "%s has too many inputs to differentiate", n->op->name);
     for (int i = 0; i < n->nout; i++)
         any |= n->gacc[i] != NULL;
-    for (int i = 0; i < n->nin; i++)
+    for (int i = 0; i < n->nin; i++) { /* both arrays are cleared as far as the op reaches: this runs for every record */
+        gin[i] = NULL;
         need[i] = edge_live(&n->edge[i]);
+    }
     if (any) {
         if (!n->op->vjp) {
             c->cur_op = n->op;

@@ -4,7 +4,7 @@
 #include "core/core.h"
 
 /* In-place ops: legal targets, and the version every saved copy is compared with. */
-static bool note_writes(wk_ctx *c, const wki_call *k) {
+static __attribute__((noinline)) bool note_writes(wk_ctx *c, const wki_call *k) {
     for (int i = 0; i < k->nin; i++) {
         if (!k->in[i] || !wki_call_writes(k, i))
             continue;
@@ -40,44 +40,47 @@ static bool needs_meta(const wki_call *k) {
 static void keep_meta(wki_meta *m, const wki_tensor *t) {
     m->ndim = t->ndim;
     m->dtype = t->dtype;
-    memcpy(m->size, t->size, (size_t)t->ndim * 8);
+    memcpy(m->size, t->size, sizeof m->size); /* all of it: cheaper than what counts */
 }
 
-static bool record(wk_ctx *c, const wki_call *k) {
+static wki_saved save(wki_tensor *t) {
+    t->refs++;
+    return (wki_saved){.t = t, .version = wki_storage_version(t->st)};
+}
+
+/* Where the gradient of an input goes. */
+static wki_edge edge_to(wki_tensor *t) {
+    if (!t->fn) {
+        t->refs++;
+        return (wki_edge){.leaf = t};
+    }
+    t->fn->refs++;
+    return (wki_edge){.fn = t->fn, .out_idx = t->out_idx};
+}
+
+/* Apart from `apply`, which most calls leave without coming here. */
+static __attribute__((noinline)) bool record(wk_ctx *c, const wki_call *k) {
     const wki_op *op = k->op;
-    int nmeta = needs_meta(k) ? k->nin : 0;
-    wki_node *n = wki_node_new(c, k, nmeta);
+    bool meta = needs_meta(k);
+    wki_node *n = wki_node_new(c, k, meta ? k->nin : 0);
     if (!n)
         return false;
     for (int i = 0; i < k->nin; i++) {
         wki_tensor *t = k->in[i];
-        if (!t)
-            continue;
-        if ((t->flags & WKI_F_REQ) && (op->diff >> i & 1)) {
-            if (t->fn) {
-                n->edge[i] = (wki_edge){.fn = t->fn, .out_idx = t->out_idx};
-                t->fn->refs++;
-            } else {
-                n->edge[i] = (wki_edge){.leaf = t};
-                t->refs++;
-            }
-        }
-        if (op->save_in >> i & 1) {
-            n->in[i] = (wki_saved){.t = t, .version = wki_storage_version(t->st)};
-            t->refs++;
-        }
-        if (nmeta)
+        n->edge[i] = t && (t->flags & WKI_F_REQ) && (op->diff >> i & 1) ? edge_to(t) : (wki_edge){0};
+        n->in[i] = t && (op->save_in >> i & 1) ? save(t) : (wki_saved){0};
+        if (meta && t)
             keep_meta(&n->meta[i], t);
+        else if (meta)
+            n->meta[i].ndim = 0;
     }
     for (int i = 0; i < k->nout; i++) {
         wki_tensor *t = k->out[i];
+        n->out[i] = (wki_saved){0};
         if (op->save_out >> i & 1) {
-            n->out[i] = (wki_saved){.t = t, .version = wki_storage_version(t->st)};
-            t->refs++;
+            n->out[i] = save(t);
             t->self_saved++;
         }
-        if (n->out_meta)
-            keep_meta(&n->out_meta[i], t);
         if (wki_dtype_kind((wk_dtype)t->dtype) != 'F')
             continue;
         t->fn = n;
@@ -89,18 +92,21 @@ static bool record(wk_ctx *c, const wki_call *k) {
     return true;
 }
 
-static bool apply(wk_ctx *c, wki_call *k, const wki_executor *self) {
+static bool wants_record(const wk_ctx *c, const wki_call *k) {
     const wki_op *op = k->op;
-    bool req = false;
-    if ((op->flags & WKI_OP_INPLACE) && !note_writes(c, k))
+    if (!c->grad_mode || !op->diff)
         return false;
-    if (c->grad_mode && op->diff)
-        for (int i = 0; i < k->nin; i++)
-            if (k->in[i] && (k->in[i]->flags & WKI_F_REQ) && (op->diff >> i & 1))
-                req = true;
-    if (!self->next->apply(c, k, self->next))
+    for (int i = 0; i < k->nin; i++)
+        if ((op->diff >> i & 1) && k->in[i] && (k->in[i]->flags & WKI_F_REQ))
+            return true;
+    return false;
+}
+
+static bool apply(wk_ctx *c, wki_call *k, const wki_executor *self) {
+    if ((k->op->flags & WKI_OP_INPLACE) && !note_writes(c, k))
         return false;
-    return req ? record(c, k) : true;
+    bool req = wants_record(c, k); /* before the op runs: it may write flags */
+    return self->next->apply(c, k, self->next) && (!req || record(c, k));
 }
 
 const wki_executor wki_exec_autograd = {apply, &wki_exec_base};

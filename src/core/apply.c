@@ -4,14 +4,7 @@
 #include "core/core.h"
 #include "ops_gen.h"
 
-wki_tensor *wki_poison(wk_ctx *c) { return c->poison; }
-
-wki_tensor *wki_enter(const wk_tensor *h, const void *caller) {
-    if (__builtin_expect(wki_handle_ok(h), 1)) {
-        wki_tensor *t = wki_slot(h);
-        t->ctx->caller = caller;
-        return t;
-    }
+wki_tensor *wki_enter_failed(const wk_tensor *h, const void *caller) {
     if (!h)
         return NULL;
     wki_tensor *t = wki_slot(h);
@@ -69,47 +62,65 @@ static void view_flags(wki_tensor *t, const wki_tensor *base) {
         t->flags |= WKI_F_WHOLE;
 }
 
-bool wki_apply(wk_ctx *c, wki_call *k) {
+/* What is the same for every op: inputs present, sound, of this context and on one device. *mixed: of several dtypes. */
+static inline bool inputs_ok(wk_ctx *c, const wki_call *k, bool *mixed) {
     const wki_op *op = k->op;
-    c->cur_op = op;
-    c->stats.ops++;
-    if (__builtin_expect(c->failed, 0))
-        return bad_call(c, k);
     const wki_tensor *first = NULL;
-    bool mixed = false;
+    int dtype = 0, dev = 0, differ = 0;
     for (int i = 0; i < k->nin; i++) {
         const wki_tensor *t = k->in[i];
         if (!t) {
-            if (op->nin >= 0 && !(op->optional >> i & 1)) {
-                wki_fail(c, WK_INVALID, "argument `%s` is missing", op->in_names ? op->in_names[i] : "input");
-                return bad_call(c, k);
-            }
+            if (op->nin >= 0 && !(op->optional >> i & 1))
+                return wki_fail(c, WK_INVALID, "argument `%s` is missing", op->in_names ? op->in_names[i] : "input");
             continue;
         }
-        if (t->flags & WKI_F_POISON)
-            return bad_call(c, k);
-        if (t->ctx != c) {
-            wki_fail(c, WK_HANDLE, "input %d belongs to another context (wk_share makes a handle here)", i);
-            return bad_call(c, k);
-        }
-        if (!first)
+        if (__builtin_expect(t->flags & WKI_F_POISON, 0))
+            return false;
+        if (__builtin_expect(t->ctx != c, 0))
+            return wki_fail(c, WK_HANDLE, "input %d belongs to another context (wk_share makes a handle here)", i);
+        if (!first) {
             first = t;
-        else if (t->dtype != first->dtype)
-            mixed = true;
-        if (t->st->dev != first->st->dev) {
-            wki_fail(c, WK_DEVICE, "inputs are on %s and %s", wk_device_name((wk_device)first->st->dev),
-                     wk_device_name((wk_device)t->st->dev));
-            return bad_call(c, k);
+            dtype = t->dtype;
+            dev = t->st->dev;
         }
+        differ |= t->dtype ^ dtype;
+        if (__builtin_expect(t->st->dev != dev, 0))
+            return wki_fail(c, WK_DEVICE, "inputs are on %s and %s", wk_device_name((wk_device)dev),
+                            wk_device_name((wk_device)t->st->dev));
     }
+    *mixed = differ;
+    return true;
+}
+
+/* Gives back the outputs made so far. */
+static __attribute__((cold, noinline)) bool undo(wk_ctx *c, wki_call *k, int made) {
+    for (int i = 0; i < made; i++) {
+        wki_tensor_disown(k->out[i]);
+        wki_tensor_user_down(k->out[i]);
+    }
+    return bad_call(c, k);
+}
+
+static __attribute__((cold, noinline)) bool infer_failed(wk_ctx *c, wki_call *k) {
+    for (int i = 0; i < k->nout; i++)
+        k->out[i]->st = NULL; /* a view's base, which is not retained yet */
+    return undo(c, k, k->nout);
+}
+
+bool wki_apply(wk_ctx *c, wki_call *k) {
+    const wki_op *op = k->op;
+    bool mixed = false;
+    c->cur_op = op;
+    c->stats.ops++;
+    if (__builtin_expect(c->failed, 0) || !inputs_ok(c, k, &mixed))
+        return bad_call(c, k);
     if (mixed && (op->flags & WKI_OP_PROMOTE))
         return promote(c, k);
-    int made = 0;
-    for (; made < k->nout; made++)
-        if (!(k->out[made] = wki_tensor_new(c)))
-            goto fail;
+    for (int i = 0; i < k->nout; i++)
+        if (!(k->out[i] = wki_tensor_new(c)))
+            return undo(c, k, i);
     if (!op->infer(c, k))
-        goto fail;
+        return infer_failed(c, k);
     if (op->flags & WKI_OP_VIEW) {
         for (int i = 0; i < k->nout; i++) {
             k->out[i]->st->refs++;
@@ -123,15 +134,5 @@ bool wki_apply(wk_ctx *c, wki_call *k) {
         if (op->flags & WKI_OP_RNG)
             k->rng_seq = c->rng_seq++;
     }
-    if (c->exec->apply(c, k, c->exec))
-        return true;
-fail:
-    for (int i = 0; i < made; i++) {
-        wki_tensor *t = k->out[i];
-        if ((op->flags & WKI_OP_VIEW) && t->st && !(t->flags & (WKI_F_PLAIN | WKI_F_WHOLE)) && c->failed)
-            t->st = NULL; /* inference failed: the base's storage was not retained yet */
-        wki_tensor_disown(t);
-        wki_tensor_user_down(t);
-    }
-    return bad_call(c, k);
+    return c->exec->apply(c, k, c->exec) || undo(c, k, k->nout);
 }

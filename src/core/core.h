@@ -208,11 +208,11 @@ typedef struct wki_meta { /* shape of an input (KEEP_META or BROADCAST), in plac
 
 struct wki_node {
     const wki_op *op;
+    wki_node *next;     /* free list / work list */
     int32_t refs;
     uint16_t nin, nout;
     uint16_t nia, nva;
     uint8_t consumed;   /* backward went through it and freed what it saved */
-    uint8_t mark;       /* traversal state */
     uint16_t size_class;
     uint32_t deps;      /* traversal: edges from reachable consumers still to come */
     uint32_t epoch;     /* traversal */
@@ -224,10 +224,8 @@ struct wki_node {
     wki_saved *in;      /* nin */
     wki_saved *out;     /* nout */
     wki_meta *meta;     /* nin, or NULL */
-    wki_meta *out_meta; /* nout: shape of each output, to make zeros where no gradient arrived; NULL unless nout > 1 */
     int64_t *ia;
     double *va;
-    wki_node *next;     /* free list / work list */
 };
 
 /* For VJPs. Results are plain tensors usable as inputs; a version mismatch or a freed record sets the error and gives the
@@ -305,23 +303,44 @@ struct wk_ctx {
 
 wki_tensor *wki_tensor_new(wk_ctx *c);               /* user 1, owned by the current scope; NULL after wki_fail */
 void wki_tensor_user_down(wki_tensor *t);            /* user-- (and what follows) */
+void wki_tensor_settle(wki_tensor *t);               /* a count fell while `user` is 0: frees what nobody holds */
 static inline void wki_tensor_user_up(wki_tensor *t) { t->user++; }
 static inline void wki_tensor_ref(wki_tensor *t) { t->refs++; }
-void wki_tensor_unref(wki_tensor *t);
+static inline void wki_tensor_unref(wki_tensor *t) {
+    t->refs--;
+    if (t->user <= 0)
+        wki_tensor_settle(t);
+}
 void wki_tensor_disown(wki_tensor *t);               /* takes it out of its scope without changing `user` */
-void wki_tensor_set_plain(wki_tensor *t);            /* strides, numel, PLAIN from size; offset 0 */
+static inline void wki_tensor_set_plain(wki_tensor *t) { /* strides, numel, PLAIN from size; offset 0 */
+    int64_t n = 1;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        t->stride[i] = n;
+        n *= t->size[i];
+    }
+    t->numel = n;
+    t->flags |= WKI_F_PLAIN;
+}
 wki_storage *wki_storage_new(wk_ctx *c, wk_device dev, size_t bytes, bool with_data); /* refs 1; NULL after wki_fail */
-void wki_storage_unref(wki_storage *s);
+void wki_storage_free(wki_storage *s);               /* its last reference is gone */
+static inline void wki_storage_unref(wki_storage *s) {
+    if (--s->refs == 0)
+        wki_storage_free(s);
+}
 bool wki_storage_realize(wki_storage *s);            /* gives a pending storage its memory */
-size_t wki_dtype_size(wk_dtype d);
-wki_tensor *wki_poison(wk_ctx *c);
+extern const uint8_t wki_dtype_bytes[WK_DTYPE_COUNT + 1]; /* the last, of "none", is 0 */
+extern const char wki_dtype_kinds[WK_DTYPE_COUNT + 1];    /* 'F', 'I', 'U' or 'B'; 0 */
+static inline size_t wki_dtype_size(wk_dtype d) { return wki_dtype_bytes[d]; }
+static inline int wki_dtype_kind(wk_dtype d) { return wki_dtype_kinds[d]; }
+static inline wki_tensor *wki_poison(wk_ctx *c) { return c->poison; }
 wki_tensor *wki_alias(wk_ctx *c, wki_tensor *t);     /* another handle on the same value, same graph */
 wki_tensor *wki_detached(wk_ctx *c, wki_tensor *t);  /* same storage, no graph */
 void wki_drop_grad(wki_tensor *t);
-int wki_dtype_kind(wk_dtype d);                      /* 'F', 'I', 'U' or 'B' */
 void *wki_pool_bytes(wk_ctx *c, size_t bytes);       /* lives as long as the context; NULL when out of memory */
 void wki_storage_bump(wki_storage *s);               /* an in-place write */
-uint32_t wki_storage_version(const wki_storage *s);
+static inline uint32_t wki_storage_version(const wki_storage *s) {
+    return s->shared ? atomic_load_explicit(&s->shared->version, memory_order_relaxed) : s->version;
+}
 wki_storage *wki_storage_share(wk_ctx *to, wki_storage *s);
 void wki_slots_free(wk_ctx *c);
 void wki_tensors_release_all(wk_ctx *c);
@@ -339,12 +358,12 @@ void wki_runtime_unlock(wk_runtime *rt);
 void wki_plan_cache_free(wk_runtime *rt);    /* compile/ */
 void wki_plan_ctx_free(wk_ctx *c);
 void wki_user_op_free(wki_op *op);           /* ops/user.c */
+/* op, counts, attributes and caller are set, gradients cleared; the caller fills every edge, in, out and meta. */
 wki_node *wki_node_new(wk_ctx *c, const wki_call *k, int nmeta);
 void wki_node_drop_saved(wki_node *n);
 wki_recorder *wki_recorder_new(wk_ctx *c);   /* graph/record.c */
 void wki_recorder_free(wk_ctx *c);
 void wki_recorder_discard(wk_ctx *c);
-bool wki_recording(const wk_ctx *c);
 bool wki_record(wk_ctx *c, wki_call *k);     /* appends one op; outputs become pending */
 
 /* ---- recorder (graph/record.c) -------------------------------------------------------------------------------------- */
@@ -358,7 +377,14 @@ bool wki_touch_read(wki_tensor *t);                  /* before the host reads: d
 bool wki_touch_write(wki_tensor *t);                 /* before the host writes: nothing pending captured it */
 
 /* Public entry: checks handles, notes the caller. Returns NULL (and t's context, when it has one, failed) if not usable. */
-wki_tensor *wki_enter(const wk_tensor *h, const void *caller);
+wki_tensor *wki_enter_failed(const wk_tensor *h, const void *caller);
+static inline wki_tensor *wki_enter(const wk_tensor *h, const void *caller) {
+    if (__builtin_expect(!wki_handle_ok(h), 0))
+        return wki_enter_failed(h, caller);
+    wki_tensor *t = wki_slot(h);
+    t->ctx->caller = caller;
+    return t;
+}
 
 /* objects that die with the context */
 typedef struct wki_object {

@@ -22,12 +22,23 @@ static const struct {
 };
 static const struct {
     const char *name;
-    uint8_t bits, kind;
+    uint8_t bits;
 } dtypes[] = {
-#define D(name, text, bits, kind) {text, bits, kind},
+#define D(name, text, bits, kind) {text, bits},
 #include <wick/dtype.def>
 #undef D
 };
+
+const uint8_t wki_dtype_bytes[] = {
+#define D(name, text, bits, kind) (bits) / 8,
+#include <wick/dtype.def>
+#undef D
+    0};
+const char wki_dtype_kinds[] = {
+#define D(name, text, bits, kind) kind,
+#include <wick/dtype.def>
+#undef D
+    0};
 
 const char *wk_status_name(wk_status s) {
     return (unsigned)s < WK_STATUS_COUNT ? statuses[s].name : "unknown status";
@@ -37,7 +48,6 @@ const char *wk_status_text(wk_status s) {
 }
 const char *wk_dtype_name(wk_dtype d) { return (unsigned)d < WK_DTYPE_COUNT ? dtypes[d].name : "unknown dtype"; }
 size_t wk_dtype_bits(wk_dtype d) { return (unsigned)d < WK_DTYPE_COUNT ? dtypes[d].bits : 0; }
-int wki_dtype_kind(wk_dtype d) { return (unsigned)d < WK_DTYPE_COUNT ? dtypes[d].kind : 0; }
 
 #define STR2(x) #x
 #define STR(x) STR2(x)

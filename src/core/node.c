@@ -5,71 +5,71 @@
 
 enum { CLASS_STEP = 128, CLASSES = 16, BIG = 0xffff };
 
-wki_node *wki_node_new(wk_ctx *c, const wki_call *k, int nmeta) {
-    bool out_meta = k->nout > 1;
-    size_t bytes = sizeof(wki_node) + (size_t)k->nin * sizeof(wki_edge) +
-                   ((size_t)k->nin + (size_t)k->nout) * sizeof(wki_saved) + (size_t)k->nout * sizeof(wki_tensor *) +
-                   (size_t)k->nia * 8 + (size_t)k->nva * 8 + (size_t)(nmeta + (out_meta ? k->nout : 0)) * sizeof(wki_meta);
-    size_t cls = (bytes + CLASS_STEP - 1) / CLASS_STEP - 1;
-    wki_node *n;
-    if (cls < CLASSES && c->free_nodes[cls]) {
-        n = c->free_nodes[cls];
-        c->free_nodes[cls] = n->next;
-    } else if (cls < CLASSES) {
-        enum { BATCH = 32 };
-        size_t each = (cls + 1) * CLASS_STEP;
-        char *p = wki_pool_bytes(c, each * BATCH);
-        if (!p) {
-            wki_fail(c, WK_NOMEM, "no host memory for an autograd record");
-            return NULL;
-        }
-        for (int i = 1; i < BATCH; i++) {
-            wki_node *f = (wki_node *)(p + (size_t)i * each);
-            f->next = c->free_nodes[cls];
-            c->free_nodes[cls] = f;
-        }
-        n = (wki_node *)p;
-    } else {
-        n = wki_malloc(bytes);
-        if (!n) {
-            wki_fail(c, WK_NOMEM, "no host memory for an autograd record");
-            return NULL;
-        }
-        cls = BIG;
+static wki_node *out_of_memory(wk_ctx *c) {
+    wki_fail(c, WK_NOMEM, "no host memory for an autograd record");
+    return NULL;
+}
+
+/* The class's free list is empty: memory for a batch of records, of which the first is returned. */
+static __attribute__((noinline)) wki_node *batch(wk_ctx *c, size_t cls) {
+    enum { BATCH = 32 };
+    size_t each = (cls + 1) * CLASS_STEP;
+    char *p = wki_pool_bytes(c, each * BATCH);
+    if (!p)
+        return out_of_memory(c);
+    for (int i = 1; i < BATCH; i++) {
+        wki_node *f = (wki_node *)(p + (size_t)i * each);
+        f->next = c->free_nodes[cls];
+        c->free_nodes[cls] = f;
     }
-    memset(n, 0, bytes);
-    n->op = k->op;
-    n->refs = 1;
-    n->nin = (uint16_t)k->nin;
-    n->nout = (uint16_t)k->nout;
-    n->nia = (uint16_t)k->nia;
-    n->nva = (uint16_t)k->nva;
-    n->size_class = (uint16_t)cls;
-    n->seq = c->node_seq++;
-    n->rng_seq = k->rng_seq;
-    n->caller = c->caller;
+    return (wki_node *)p;
+}
+
+static inline void *take(char **at, size_t bytes) {
+    void *p = *at;
+    *at += bytes;
+    return p;
+}
+
+wki_node *wki_node_new(wk_ctx *c, const wki_call *k, int nmeta) {
+    size_t nin = (size_t)k->nin, nout = (size_t)k->nout, nia = (size_t)k->nia, nva = (size_t)k->nva;
+    size_t bytes = sizeof(wki_node) + nin * (sizeof(wki_edge) + sizeof(wki_saved)) +
+                   nout * (sizeof(wki_saved) + sizeof(wki_tensor *)) + (nia + nva) * 8 + (size_t)nmeta * sizeof(wki_meta);
+    size_t cls = (bytes - 1) / CLASS_STEP;
+    wki_node *n;
+    if (cls >= CLASSES) {
+        if (!(n = wki_malloc(bytes)))
+            return out_of_memory(c);
+        cls = BIG;
+    } else if ((n = c->free_nodes[cls])) {
+        c->free_nodes[cls] = n->next;
+    } else if (!(n = batch(c, cls))) {
+        return NULL;
+    }
+    *n = (wki_node){.op = k->op,
+                    .refs = 1,
+                    .nin = (uint16_t)nin,
+                    .nout = (uint16_t)nout,
+                    .nia = (uint16_t)nia,
+                    .nva = (uint16_t)nva,
+                    .size_class = (uint16_t)cls,
+                    .seq = c->node_seq++,
+                    .rng_seq = k->rng_seq,
+                    .caller = c->caller};
     char *at = (char *)(n + 1);
-    n->edge = (wki_edge *)at;
-    at += (size_t)k->nin * sizeof(wki_edge);
-    n->in = (wki_saved *)at;
-    at += (size_t)k->nin * sizeof(wki_saved);
-    n->out = (wki_saved *)at;
-    at += (size_t)k->nout * sizeof(wki_saved);
-    n->gacc = (wki_tensor **)at;
-    at += (size_t)k->nout * sizeof(wki_tensor *);
-    n->ia = (int64_t *)at;
-    if (k->nia)
-        memcpy(at, k->ia, (size_t)k->nia * 8);
-    at += (size_t)k->nia * 8;
-    n->va = (double *)at;
-    if (k->nva)
-        memcpy(at, k->va, (size_t)k->nva * 8);
-    at += (size_t)k->nva * 8;
-    if (nmeta)
-        n->meta = (wki_meta *)at;
-    at += (size_t)nmeta * sizeof(wki_meta);
-    if (out_meta)
-        n->out_meta = (wki_meta *)at;
+    n->edge = take(&at, nin * sizeof *n->edge);
+    n->in = take(&at, nin * sizeof *n->in);
+    n->out = take(&at, nout * sizeof *n->out);
+    n->gacc = take(&at, nout * sizeof *n->gacc);
+    n->ia = take(&at, nia * sizeof *n->ia);
+    n->va = take(&at, nva * sizeof *n->va);
+    n->meta = nmeta ? (wki_meta *)at : NULL;
+    for (size_t i = 0; i < nout; i++)
+        n->gacc[i] = NULL;
+    if (nia)
+        memcpy(n->ia, k->ia, nia * sizeof *n->ia);
+    if (nva)
+        memcpy(n->va, k->va, nva * sizeof *n->va);
     return n;
 }
 

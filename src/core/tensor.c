@@ -111,9 +111,7 @@ static void slot_free(wki_tensor *t) {
         wki_node_release(c, fn);
 }
 
-static void settle(wki_tensor *t) {
-    if (t->user > 0)
-        return;
+void wki_tensor_settle(wki_tensor *t) {
     if (t->refs == 0) {
         slot_free(t);
     } else if (t->refs == t->self_saved && t->fn) {
@@ -131,32 +129,17 @@ void wki_tensor_disown(wki_tensor *t) {
     }
 }
 
-void wki_tensor_user_down(wki_tensor *t) {
+static inline void user_down(wki_tensor *t) {
     if (t->flags & WKI_F_POISON)
         return;
     if (--t->user == 0) {
         t->gen++;
         t->flags &= (uint8_t)~WKI_F_KEEP;
-        settle(t);
+        wki_tensor_settle(t);
     }
 }
 
-void wki_tensor_unref(wki_tensor *t) {
-    t->refs--;
-    settle(t);
-}
-
-void wki_tensor_set_plain(wki_tensor *t) {
-    int64_t n = 1;
-    for (int i = t->ndim - 1; i >= 0; i--) {
-        t->stride[i] = n;
-        n *= t->size[i];
-    }
-    t->numel = n;
-    t->flags |= WKI_F_PLAIN;
-}
-
-size_t wki_dtype_size(wk_dtype d) { return wk_dtype_bits(d) / 8; }
+void wki_tensor_user_down(wki_tensor *t) { user_down(t); }
 
 /* ---- storages ------------------------------------------------------------------------------------------------------ */
 
@@ -207,9 +190,7 @@ static void shared_unref(wk_ctx *c, wki_shared *h) {
     }
 }
 
-void wki_storage_unref(wki_storage *s) {
-    if (--s->refs)
-        return;
+void wki_storage_free(wki_storage *s) {
     wk_ctx *c = s->ctx;
     if (s->pending)
         wki_rec_forget(c, s);
@@ -228,10 +209,6 @@ void wki_storage_bump(wki_storage *s) {
         s->version = atomic_fetch_add_explicit(&s->shared->version, 1, memory_order_relaxed) + 1;
     else
         s->version++;
-}
-
-uint32_t wki_storage_version(const wki_storage *s) {
-    return s->shared ? atomic_load_explicit(&s->shared->version, memory_order_relaxed) : s->version;
 }
 
 wki_storage *wki_storage_share(wk_ctx *to, wki_storage *s) {
@@ -291,7 +268,7 @@ static void scope_unwind(wk_ctx *c, uint32_t mark) {
             t->scope_pos = w;
         } else {
             t->scope_pos = 0;
-            wki_tensor_user_down(t);
+            user_down(t);
         }
     }
     c->nowned = w;

@@ -36,14 +36,17 @@ struct wki_recorder {
     int64_t *meta; /* per output: dtype << 8 | ndim, sizes; follows from the key, so not part of it */
     size_t nmeta, cap_meta;
     wki_rbuf *buf;
-    uint32_t nbuf, cap_buf;
+    uint32_t nbuf, nval;
+    size_t cap_buf;
     double *val; /* VALUE attributes in order of use */
-    uint32_t nval, cap_val;
+    size_t cap_val;
     uint32_t nref;      /* inputs + outputs */
     uint64_t rng_start; /* the context's sequence number when the segment began */
     void **ptr;         /* scratch of a flush: one address per buffer */
     uint32_t cap_ptr;
 };
+
+static inline bool wki_recording(const wk_ctx *c) { return c->rec->in_call || c->rec->nops; }
 
 enum { WKI_REF_ABSENT, WKI_REF_WHOLE, WKI_REF_PLAIN, WKI_REF_STRIDED };
 enum { WKI_REF_DECL = 4, WKI_REF_NEW = 16, WKI_REF_PINNED = 32, WKI_REF_ALIGNED = 64, WKI_REF_ALIAS = 128 };

@@ -24,8 +24,6 @@ void wki_recorder_free(wk_ctx *c) {
     c->rec = NULL;
 }
 
-bool wki_recording(const wk_ctx *c) { return c->rec->in_call || c->rec->nops; }
-
 bool wki_rec_captured(const wk_ctx *c, const wki_storage *s) {
     return c->rec->nops && s->rec_epoch == c->rec->epoch;
 }
@@ -88,28 +86,22 @@ static bool grow(wk_ctx *c, void **p, size_t *cap, size_t need, size_t each) {
     return true;
 }
 
+static __attribute__((noinline)) bool grow_all(wk_ctx *c, wki_recorder *r, size_t key, size_t meta, size_t nbuf, size_t nval) {
+    return (key <= r->cap_key || grow(c, (void **)&r->key, &r->cap_key, key, sizeof *r->key)) &&
+           (meta <= r->cap_meta || grow(c, (void **)&r->meta, &r->cap_meta, meta, sizeof *r->meta)) &&
+           (nbuf <= r->cap_buf || grow(c, (void **)&r->buf, &r->cap_buf, nbuf, sizeof *r->buf)) &&
+           (nval <= r->cap_val || grow(c, (void **)&r->val, &r->cap_val, nval, sizeof *r->val));
+}
+
+/* Words that one reference and one output take at most; appending writes no further than that. */
+enum { REF_WORDS = 3 + 2 * WK_MAX_DIMS, META_WORDS = 1 + WK_MAX_DIMS };
+
 /* Room for one more op of this size, so that the appends below need no checks. */
-static bool reserve(wk_ctx *c, wki_recorder *r, const wki_call *k) {
-    size_t key = r->nkey + 4 + (size_t)k->nin * (3 + 2 * WK_MAX_DIMS) + (size_t)k->nia;
-    size_t meta = r->nmeta + (size_t)k->nout * (1 + WK_MAX_DIMS);
-    size_t nbuf = r->nbuf + (size_t)k->nin + (size_t)k->nout, nval = r->nval + (size_t)k->nva, cap;
-    if (key > r->cap_key && !grow(c, (void **)&r->key, &r->cap_key, key, sizeof *r->key))
-        return false;
-    if (meta > r->cap_meta && !grow(c, (void **)&r->meta, &r->cap_meta, meta, sizeof *r->meta))
-        return false;
-    if (nbuf > r->cap_buf) {
-        cap = r->cap_buf;
-        if (!grow(c, (void **)&r->buf, &cap, nbuf, sizeof *r->buf))
-            return false;
-        r->cap_buf = (uint32_t)cap;
-    }
-    if (nval > r->cap_val) {
-        cap = r->cap_val;
-        if (!grow(c, (void **)&r->val, &cap, nval, sizeof *r->val))
-            return false;
-        r->cap_val = (uint32_t)cap;
-    }
-    return true;
+static inline bool reserve(wk_ctx *c, wki_recorder *r, const wki_call *k) {
+    size_t key = r->nkey + 2 + (size_t)k->nin * REF_WORDS + (size_t)k->nia, meta = r->nmeta + (size_t)k->nout * META_WORDS;
+    size_t nbuf = r->nbuf + (size_t)k->nin + (size_t)k->nout, nval = r->nval + (size_t)k->nva;
+    bool fits = (key <= r->cap_key) & (meta <= r->cap_meta) & (nbuf <= r->cap_buf) & (nval <= r->cap_val);
+    return __builtin_expect(fits, 1) || grow_all(c, r, key, meta, nbuf, nval);
 }
 
 /* The buffer of a storage that exists outside the segment, seen from offset `off`; *fresh says it is new here. */
@@ -137,11 +129,16 @@ static uint32_t external_buffer(wki_recorder *r, wki_storage *s, const wki_tenso
     return b;
 }
 
-static void append_ref(wki_recorder *r, const wki_tensor *t) {
+/* Sizes or strides. Copies all there is room for, which takes fewer instructions than what counts. */
+static inline uint64_t *put_dims(uint64_t *w, const int64_t *v, int n) {
+    memcpy(w, v, WK_MAX_DIMS * sizeof *v);
+    return w + n;
+}
+
+/* Appends how an op sees t; returns the end of the stream. */
+static inline uint64_t *put_ref(wki_recorder *r, uint64_t *at, const wki_tensor *t) {
     wki_storage *s = t->st;
-    uint64_t w = (uint64_t)t->ndim << 8 | (uint64_t)t->dtype << 12;
-    uint64_t *key = r->key;
-    size_t n = r->nkey + 1;
+    uint64_t head = (uint64_t)t->ndim << 8 | (uint64_t)t->dtype << 12, *w = at + 1;
     uint32_t b;
     int64_t off = 0;
     if (s->pending) {
@@ -152,41 +149,34 @@ static void append_ref(wki_recorder *r, const wki_tensor *t) {
         b = external_buffer(r, s, t, &fresh);
         if (fresh) {
             uintptr_t addr = (uintptr_t)s->data + (size_t)t->off * wki_dtype_size((wk_dtype)t->dtype);
-            w |= WKI_REF_NEW | (s->pinned ? WKI_REF_PINNED : 0) | (addr % 16 == 0 ? WKI_REF_ALIGNED : 0);
+            head |= WKI_REF_NEW | (s->pinned ? WKI_REF_PINNED : 0) | (addr % 16 == 0 ? WKI_REF_ALIGNED : 0);
             if (r->buf[b].root != b) {
-                w |= WKI_REF_ALIAS;
-                key[n++] = r->buf[b].root;
+                head |= WKI_REF_ALIAS;
+                *w++ = r->buf[b].root;
             }
         }
     }
-    w |= (uint64_t)b << 32;
-    if ((t->flags & WKI_F_WHOLE) && r->buf[b].whole) {
-        key[r->nkey] = w | WKI_REF_WHOLE;
-        r->nkey = n;
-        return;
+    head |= (uint64_t)b << 32;
+    bool whole = t->flags & WKI_F_WHOLE, plain = t->flags & WKI_F_PLAIN;
+    if (whole && r->buf[b].whole) {
+        *at = head | WKI_REF_WHOLE;
+        return w;
     }
-    bool plain = t->flags & WKI_F_PLAIN;
-    if ((t->flags & WKI_F_WHOLE) && plain) {
+    if (whole && plain) {
         r->buf[b].whole = 1;
-        w |= WKI_REF_DECL;
+        head |= WKI_REF_DECL;
     }
-    key[r->nkey] = w | (plain ? WKI_REF_PLAIN : WKI_REF_STRIDED);
-    key[n++] = (uint64_t)off;
-    for (int i = 0; i < t->ndim; i++)
-        key[n++] = (uint64_t)t->size[i];
-    if (!plain)
-        for (int i = 0; i < t->ndim; i++)
-            key[n++] = (uint64_t)t->stride[i];
-    r->nkey = n;
+    *at = head | (plain ? WKI_REF_PLAIN : WKI_REF_STRIDED);
+    *w++ = (uint64_t)off;
+    w = put_dims(w, t->size, t->ndim);
+    return plain ? w : put_dims(w, t->stride, t->ndim);
 }
 
 /* All that can fail, before anything is appended. */
-static bool prepare(wk_ctx *c, wki_recorder *r, wki_call *k, wk_device dev) {
-    for (int i = 0; i < k->nin; i++) {
-        const wki_storage *s = k->in[i] ? k->in[i]->st : NULL;
-        if (s && __builtin_expect(!s->data && s->bytes && !s->pending, 0))
+static inline bool prepare(wk_ctx *c, wki_recorder *r, wki_call *k, wk_device dev) {
+    for (int i = 0; i < k->nin; i++)
+        if (k->in[i] && __builtin_expect(k->in[i]->st->failed, 0))
             return wki_fail(c, WK_STATE, "input %d is the result of a call that failed", i);
-    }
     if (!reserve(c, r, k))
         return false;
     for (int i = 0; i < k->nout; i++) {
@@ -198,11 +188,25 @@ static bool prepare(wk_ctx *c, wki_recorder *r, wki_call *k, wk_device dev) {
     return true;
 }
 
-static wk_device call_device(const wk_ctx *c, const wki_call *k) {
+static inline wk_device call_device(const wk_ctx *c, const wki_call *k) {
     for (int i = 0; i < k->nin; i++)
         if (k->in[i])
             return (wk_device)k->in[i]->st->dev;
     return (wk_device)c->dev;
+}
+
+/* The next buffer is the storage of an output. */
+static inline void add_output(wki_recorder *r, const wki_tensor *t) {
+    wki_storage *s = t->st;
+    uint32_t b = r->nbuf++;
+    s->pending = 1;
+    s->rec_epoch = r->epoch;
+    s->rec_buf = b;
+    r->buf[b] = (wki_rbuf){.st = s, .root = b, .whole = 1, .dtype = t->dtype};
+    int64_t *m = r->meta + r->nmeta;
+    r->nmeta += 1 + (size_t)t->ndim;
+    *m = (int64_t)t->dtype << 8 | t->ndim;
+    memcpy(m + 1, t->size, sizeof t->size);
 }
 
 bool wki_record(wk_ctx *c, wki_call *k) {
@@ -220,35 +224,26 @@ bool wki_record(wk_ctx *c, wki_call *k) {
     }
     if (!prepare(c, r, k, dev))
         return false;
-    r->key[r->nkey++] = op->id | (uint64_t)k->nin << 16 | (uint64_t)k->nout << 32 | (uint64_t)k->nia << 40 |
-                        (uint64_t)k->nva << 56;
+    uint64_t *w = r->key + r->nkey;
+    *w++ = op->id | (uint64_t)k->nin << 16 | (uint64_t)k->nout << 32 | (uint64_t)k->nia << 40 | (uint64_t)k->nva << 56;
     for (int i = 0; i < k->nin; i++) {
         if (!k->in[i]) {
-            r->key[r->nkey++] = WKI_REF_ABSENT;
+            *w++ = WKI_REF_ABSENT;
             continue;
         }
-        append_ref(r, k->in[i]);
+        w = put_ref(r, w, k->in[i]);
         if (op->writes && wki_call_writes(k, i))
             r->buf[k->in[i]->st->rec_buf].written = 1;
     }
     for (int i = 0; i < k->nia; i++)
-        r->key[r->nkey++] = (uint64_t)k->ia[i];
+        *w++ = (uint64_t)k->ia[i];
     if (op->flags & WKI_OP_RNG)
-        r->key[r->nkey++] = k->rng_seq - r->rng_start;
+        *w++ = k->rng_seq - r->rng_start;
+    r->nkey = (size_t)(w - r->key);
     for (int i = 0; i < k->nva; i++)
         r->val[r->nval++] = k->va[i];
-    for (int i = 0; i < k->nout; i++) {
-        wki_tensor *t = k->out[i];
-        wki_storage *s = t->st;
-        s->pending = 1;
-        s->rec_epoch = r->epoch;
-        s->rec_buf = r->nbuf;
-        r->buf[r->nbuf] = (wki_rbuf){.st = s, .root = r->nbuf, .whole = 1, .dtype = t->dtype};
-        r->nbuf++;
-        r->meta[r->nmeta++] = (int64_t)t->dtype << 8 | t->ndim;
-        for (int d = 0; d < t->ndim; d++)
-            r->meta[r->nmeta++] = t->size[d];
-    }
+    for (int i = 0; i < k->nout; i++)
+        add_output(r, k->out[i]);
     r->nref += (uint32_t)(k->nin + k->nout);
     r->nops++;
     return true;

@@ -21,6 +21,14 @@ static wk_ctx *in_op(wk_ctx *c, int op) {
 
 static bool usable(const wki_tensor *t) { return !(t->flags & WKI_F_POISON); }
 
+/* A view whose attributes are checked and in order. */
+static wki_tensor *view(wk_ctx *c, int op, wki_tensor *x, int nia, const int64_t *ia) {
+    wki_tensor *out;
+    wki_call k = {.op = &wki_ops[op], .nin = 1, .nout = 1, .nia = nia, .in = &x, .ia = ia, .out = &out, .caller = c->caller};
+    wki_apply(c, &k);
+    return out;
+}
+
 /* ---- shapes --------------------------------------------------------------------------------------------------------- */
 
 wki_tensor *wki_clone(wk_ctx *c, wki_tensor *x) {
@@ -66,13 +74,13 @@ wki_tensor *wki_reshape(wk_ctx *c, wki_tensor *x, int ndim, const int64_t *size)
         !wki_reshape_ok(c, x, list[0], list + 1))
         return wki_poison(c);
     if (x->flags & WKI_F_PLAIN || wki_view_strides(x, ndim, list + 1, stride))
-        return wki_reshape_view(c, x, ndim, list + 1);
+        return view(c, WKI_OP_reshape_view, x, 1 + ndim, list);
     wk_scope_begin(c);
     return leave(c, wki_reshape_view(c, wki_clone(c, x), ndim, list + 1));
 }
 
 wki_tensor *wki_transpose(wk_ctx *c, wki_tensor *x, int dim0, int dim1) {
-    int64_t dims[WK_MAX_DIMS];
+    int64_t list[2 + WK_MAX_DIMS]; /* a 0-dim tensor has dimension 0 here */
     if (!usable(x))
         return x;
     if (dim0 < 0)
@@ -82,9 +90,12 @@ wki_tensor *wki_transpose(wk_ctx *c, wki_tensor *x, int dim0, int dim1) {
     in_op(c, WKI_OP_transpose);
     if (!wki_dim_ok(c, x, dim0) || !wki_dim_ok(c, x, dim1))
         return wki_poison(c);
+    list[0] = x->ndim;
     for (int i = 0; i < x->ndim; i++)
-        dims[i] = i == dim0 ? dim1 : i == dim1 ? dim0 : i;
-    return wki_permute(c, x, dims, x->ndim);
+        list[1 + i] = i;
+    list[1 + dim0] = dim1;
+    list[1 + dim1] = dim0;
+    return view(c, WKI_OP_permute, x, 1 + x->ndim, list);
 }
 
 wki_tensor *wki_flatten(wk_ctx *c, wki_tensor *x, int start_dim) {

@@ -43,9 +43,7 @@ int wki_put_dims(int64_t *ia, const wki_tensor *x, int n, const int64_t *v) {
     return words;
 }
 
-bool wki_list_ok(wk_ctx *c, int64_t count, const char *name) {
-    if (count >= 0 && count <= WK_MAX_DIMS)
-        return true;
+bool wki_wrong_list(wk_ctx *c, int64_t count, const char *name) {
     if (count < 0)
         return wki_fail(c, WK_INVALID, "`%s` is NULL or its count is negative", name);
     return wki_fail(c, WK_SHAPE, "`%s` has %lld items, at most %d dimensions are supported", name,
@@ -57,10 +55,7 @@ bool wki_wrong_dtype(wk_ctx *c, const wki_tensor *t, const char *name, wk_dtype 
                     wk_dtype_name((wk_dtype)t->dtype), wk_dtype_name(needed));
 }
 
-bool wki_need_same_shape(wk_ctx *c, const wki_tensor *a, const char *an, const wki_tensor *b,
-                         const char *bn) {
-    if (wki_shapes_equal(a, b))
-        return true;
+bool wki_wrong_shapes(wk_ctx *c, const wki_tensor *a, const char *an, const wki_tensor *b, const char *bn) {
     char sa[128], sb[128];
     return wki_fail(c, WK_SHAPE, "`%s` has shape %s and `%s` has %s, they must be equal", an,
                     wki_shape_text(sa, sizeof sa, a->ndim, a->size), bn,
@@ -75,18 +70,15 @@ bool wki_need_ndim(wk_ctx *c, const wki_tensor *t, const char *name, int ndim) {
                     wki_shape_text(s, sizeof s, t->ndim, t->size), ndim);
 }
 
-/* A 0-dim tensor takes dimension 0, as if it had one of size 1. */
-bool wki_dim_ok(wk_ctx *c, const wki_tensor *x, int64_t dim) {
+bool wki_wrong_dim(wk_ctx *c, const wki_tensor *x, int64_t dim) {
     int n = x->ndim ? x->ndim : 1;
-    if (dim >= 0 && dim < n)
-        return true;
     char s[128];
     return wki_fail(c, WK_SHAPE, "dimension %lld is out of range for shape %s (%d to %d)",
                     (long long)(dim < 0 ? dim - n : dim), wki_shape_text(s, sizeof s, x->ndim, x->size), -n,
                     n - 1);
 }
 
-bool wki_size_ok(wk_ctx *c, int ndim, const int64_t *size) {
+bool wki_size_ok_slow(wk_ctx *c, int ndim, const int64_t *size) {
     char s[200];
     int64_t n = 1;
     bool zero = false;

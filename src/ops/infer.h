@@ -11,7 +11,10 @@ int wki_put_dims(int64_t *ia, const wki_tensor *x, int n,
                  const int64_t *v); /* sorted, counted from 0; none: all */
 int wki_put_perm(int64_t *ia, const wki_tensor *x, int n, const int64_t *v); /* counted from 0 */
 
-bool wki_list_ok(wk_ctx *c, int64_t count, const char *name);
+bool wki_wrong_list(wk_ctx *c, int64_t count, const char *name) __attribute__((cold));
+static inline bool wki_list_ok(wk_ctx *c, int64_t count, const char *name) {
+    return __builtin_expect((uint64_t)count <= WK_MAX_DIMS, 1) || wki_wrong_list(c, count, name);
+}
 bool wki_wrong_dtype(wk_ctx *c, const wki_tensor *t, const char *name, wk_dtype needed) __attribute__((cold));
 static inline bool wki_need_dtype(wk_ctx *c, const wki_tensor *t, const char *name, wk_dtype d) {
     return __builtin_expect(t->dtype == d, 1) || wki_wrong_dtype(c, t, name, d);
@@ -21,9 +24,24 @@ static inline bool wki_need_f32(wk_ctx *c, const wki_tensor *t, const char *name
 }
 bool wki_need_ndim(wk_ctx *c, const wki_tensor *t, const char *name, int ndim);
 bool wki_need_logits(wk_ctx *c, const wki_tensor *logits, const wki_tensor *target); /* (N, C) and i64 (N) */
-bool wki_dim_ok(wk_ctx *c, const wki_tensor *x, int64_t dim);
-/* Product of sizes; an error when one is negative or the bytes overflow. */
-bool wki_size_ok(wk_ctx *c, int ndim, const int64_t *size);
+/* A 0-dim tensor takes dimension 0, as if it had one of size 1. */
+bool wki_wrong_dim(wk_ctx *c, const wki_tensor *x, int64_t dim) __attribute__((cold));
+static inline bool wki_dim_ok(wk_ctx *c, const wki_tensor *x, int64_t dim) {
+    return __builtin_expect((uint64_t)dim < (x->ndim ? x->ndim : 1u), 1) || wki_wrong_dim(c, x, dim);
+}
+/* Number of elements, where that is plain: -1 when a size is 0 or negative, or the bytes could overflow. */
+static inline int64_t wki_numel_quick(int ndim, const int64_t *size) {
+    int64_t n = 1;
+    bool odd = false;
+    for (int i = 0; i < ndim; i++)
+        odd |= (size[i] <= 0) | __builtin_mul_overflow(n, size[i], &n);
+    return odd || n > INT64_MAX / 16 ? -1 : n;
+}
+/* An error when a size is negative or the bytes overflow. */
+bool wki_size_ok_slow(wk_ctx *c, int ndim, const int64_t *size);
+static inline bool wki_size_ok(wk_ctx *c, int ndim, const int64_t *size) {
+    return __builtin_expect(wki_numel_quick(ndim, size) > 0, 1) || wki_size_ok_slow(c, ndim, size);
+}
 
 /* Strides that show x's elements in row-major order as `size` (of equal numel); false when only a copy can. */
 bool wki_view_strides(const wki_tensor *x, int ndim, const int64_t *size, int64_t *stride);
@@ -37,7 +55,12 @@ static inline bool wki_shapes_equal(const wki_tensor *a, const wki_tensor *b) {
             return false;
     return true;
 }
-bool wki_need_same_shape(wk_ctx *c, const wki_tensor *a, const char *an, const wki_tensor *b, const char *bn);
+bool wki_wrong_shapes(wk_ctx *c, const wki_tensor *a, const char *an, const wki_tensor *b, const char *bn)
+    __attribute__((cold));
+static inline bool wki_need_same_shape(wk_ctx *c, const wki_tensor *a, const char *an, const wki_tensor *b,
+                                       const char *bn) {
+    return __builtin_expect(wki_shapes_equal(a, b), 1) || wki_wrong_shapes(c, a, an, b, bn);
+}
 static inline void wki_same_shape(wki_tensor *o, const wki_tensor *x) {
     o->ndim = x->ndim;
     for (int i = 0; i < x->ndim; i++)

@@ -15,7 +15,7 @@ static void share(wki_tensor *o, const wki_tensor *x) {
 bool wki_view_strides(const wki_tensor *x, int ndim, const int64_t *size, int64_t *stride) {
     int old = x->ndim - 1;
     int64_t left = 1, step = 1;
-    if (x->numel == 0) {
+    if ((x->flags & WKI_F_PLAIN) || x->numel == 0) {
         for (int d = ndim - 1; d >= 0; d--) {
             stride[d] = step;
             step *= size[d] > 0 ? size[d] : 1;
@@ -38,7 +38,7 @@ bool wki_view_strides(const wki_tensor *x, int ndim, const int64_t *size, int64_
     return true;
 }
 
-bool wki_reshape_ok(wk_ctx *c, const wki_tensor *x, int64_t n, const int64_t *size) {
+static __attribute__((noinline)) bool reshape_ok_slow(wk_ctx *c, const wki_tensor *x, int64_t n, const int64_t *size) {
     char sx[128], so[128];
     uint64_t numel = 1; /* wraps only where a later size is 0 */
     if (!wki_list_ok(c, n, "size") || !wki_size_ok(c, (int)n, size))
@@ -49,6 +49,11 @@ bool wki_reshape_ok(wk_ctx *c, const wki_tensor *x, int64_t n, const int64_t *si
            wki_fail(c, WK_SHAPE, "shape %s of %lld elements cannot become %s of %lld",
                     wki_shape_text(sx, sizeof sx, x->ndim, x->size), (long long)x->numel,
                     wki_shape_text(so, sizeof so, (int)n, size), (long long)numel);
+}
+
+bool wki_reshape_ok(wk_ctx *c, const wki_tensor *x, int64_t n, const int64_t *size) {
+    bool plain = (uint64_t)n <= WK_MAX_DIMS && wki_numel_quick((int)n, size) == x->numel;
+    return __builtin_expect(plain, 1) || reshape_ok_slow(c, x, n, size);
 }
 
 bool wki_infer_reshape_view(wk_ctx *c, const wki_call *k) {
@@ -65,7 +70,8 @@ bool wki_infer_reshape_view(wk_ctx *c, const wki_call *k) {
                         wki_shape_text(so, sizeof so, n, size));
     share(o, x);
     o->ndim = (uint8_t)n;
-    memcpy(o->size, size, (size_t)n * sizeof *size);
+    for (int i = 0; i < n; i++)
+        o->size[i] = size[i];
     return true;
 }
 
