@@ -202,7 +202,8 @@ WK_API void wk_compiled_free(wk_compiled *f);
 WK_API void wk_flush(wk_ctx *c); /* runs what is pending */
 WK_API void wk_sync(wk_ctx *c);  /* flushes and waits for the device */
 
-/* Counters of one context since its creation; plans are those of its runtime. */
+/* Counters of one context since its creation. Shapes and structures are those of compiled functions and what joined them, not
+   the one-op plans of eager ops on other devices than the CPU. */
 typedef struct wk_stats {
     size_t struct_size;
     int64_t ops;              /* applied */

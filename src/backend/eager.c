@@ -172,7 +172,10 @@ static bool apply(wk_ctx *c, wki_call *k, const wki_executor *self) {
         }
     if (dev == WK_CPU)
         return eager(c, k);
-    return wki_record(c, k) && wki_flush(c);
+    c->rec->eager = true;
+    bool ok = wki_record(c, k) && wki_flush(c);
+    c->rec->eager = false;
+    return ok;
 }
 
 const wki_executor wki_exec_base = {apply, NULL};

@@ -257,7 +257,7 @@ static structure *grouping(wk_ctx *c, wki_plan_cache *pc, wki_graph *g) {
         wki_free(key);
         return NULL;
     }
-    c->stats.structures_made++;
+    c->stats.structures_made += !c->rec->eager;
     *s = (structure){.hash = hash, .key = key, .nkey = nkey, .groups = s->groups, .used = ++pc->clock};
     while (pc->nstructure >= RT_STRUCTURES)
         evict_structure(pc);
@@ -290,7 +290,7 @@ static wki_plan *build(wk_ctx *c, wki_plan_cache *pc, uint64_t hash) {
         goto fail;
     if (trace("plan"))
         wki_plan_print(p);
-    c->stats.shapes_made++;
+    c->stats.shapes_made += !c->rec->eager;
     return p;
 fail:
     wki_plan_unref(p);

@@ -30,6 +30,7 @@ struct wki_recorder {
     uint32_t epoch; /* of the current segment; storages carry it when they have a buffer here */
     uint8_t dev;
     bool in_call;
+    bool eager; /* one op that runs at once, on a device that only runs plans */
     uint32_t nops;
     uint64_t *key;
     size_t nkey, cap_key;
