@@ -66,6 +66,7 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
             out[i] = c ? wki_handle(wki_poison(c)) : NULL;
         return;
     }
+    c = f->c;
     bool outer = c->call_depth == 0;
     for (int i = 0; i < nout; i++)
         out[i] = NULL;
