@@ -68,6 +68,15 @@ TEST(errors, missing_arguments) {
     CHECK_ERROR(c, WK_INVALID);
     CHECK(wk_is_poison(wk_forward(NULL, x)));
     CHECK_ERROR(c, WK_HANDLE);
+    CHECK(wk_is_poison(wk_call(NULL, &x, 1)));
+    CHECK_ERROR(c, WK_HANDLE);
+    wk_compiled *none = wk_compile(c, NULL, NULL, NULL);
+    CHECK(wk_is_poison(wk_call(none, &x, 1)));
+    CHECK_ERROR(c, WK_INVALID);
+    wk_module *hollow = wk_module_new(c, "hollow", NULL, NULL, NULL);
+    CHECK(wk_is_poison(wk_forward(hollow, x)));
+    CHECK_ERROR(c, WK_INVALID);
+    wk_compiled_free(NULL);
     wk_module_free(NULL); /* nothing says which context is meant: nothing happens */
     wk_optim_step(NULL);
     wk_optim_free(NULL);

@@ -91,9 +91,15 @@ TEST(handles, of_freed_modules_optimizers_loaders_and_functions_are_errors) {
     float data[8] = {0};
     wk_field field = {.dtype = WK_F32, .ndim = 1, .size = {4}, .data = data};
     wk_loader *l = wk_loader_new(c, &field, 1, 2, NULL);
+    wk_compiled *f = wk_compile(c, train_step, NULL, NULL);
     wk_module_free(m);
     wk_optim_free(o);
     wk_loader_free(l);
+    wk_compiled_free(f);
+    CHECK(wk_is_poison(wk_call(f, &x, 1)));
+    CHECK_ERROR(c, WK_HANDLE);
+    wk_compiled_free(f);
+    CHECK_ERROR(c, WK_HANDLE);
     CHECK(wk_is_poison(wk_forward(m, x)));
     CHECK_ERROR(c, WK_HANDLE);
     wk_optim_step(o);

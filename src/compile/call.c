@@ -2,46 +2,35 @@
  * as a plan at the end, at a read, or together with what follows. */
 #include <string.h>
 
-#include "core/core.h"
+#include "core/box.h"
 #include "graph/graph.h"
 
-struct wk_compiled {
-    wki_object object;
-    uint64_t magic;
+typedef struct compiled {
     wk_ctx *c;
     wk_fn fn;
     void *self;
     bool strict;
-};
-
-enum { MAX_OUT = 64 };
+} compiled;
 
 void wk_compile_options_init(wk_compile_options *o) { *o = (wk_compile_options){.struct_size = sizeof *o}; }
 
-static void destroy(void *p) { wki_free(p); }
-
 wk_compiled *wk_compile(wk_ctx *c, wk_fn fn, void *self, const wk_compile_options *o) {
-    wk_compiled *f = wki_calloc(1, sizeof *f);
+    compiled *f = wki_calloc(1, sizeof *f);
     c->caller = __builtin_return_address(0);
     c->cur_op = NULL;
     if (!f || !fn) {
-        wki_fail(c, f ? WK_INVALID : WK_NOMEM, f ? "wk_compile: fn is NULL" : "no host memory for a compiled function");
+        wki_fail(c, f ? WK_INVALID : WK_NOMEM,
+                 f ? "wk_compile: fn is NULL" : "no host memory for a compiled function");
         wki_free(f);
-        return NULL;
+        return wki_box_invalid(c);
     }
-    f->c = c;
-    f->fn = fn;
-    f->self = self;
-    f->strict = o && o->strict;
-    wki_object_add(c, &f->object, destroy);
-    return f;
+    *f = (compiled){.c = c, .fn = fn, .self = self, .strict = o && o->strict};
+    return wki_box_new(c, WKI_BOX_COMPILED, f, wki_free);
 }
 
-void wk_compiled_free(wk_compiled *f) {
-    if (!f)
-        return;
-    wki_object_remove(f->c, &f->object);
-    wki_free(f);
+void wk_compiled_free(wk_compiled *h) {
+    if (wki_box_get(h, WKI_BOX_COMPILED, __builtin_return_address(0)))
+        wki_box_free(h);
 }
 
 static void poison_all(wk_ctx *c, wk_tensor **out, int nout) {
@@ -60,9 +49,24 @@ static bool needs_more(wk_ctx *c, wk_tensor *const *out, int nout) {
     return false;
 }
 
-void wk_call_n(wk_compiled *f, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
-    wk_ctx *c = f->c;
-    const void *caller = __builtin_return_address(0);
+static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **out, int nout,
+                   const void *caller) {
+    wk_ctx *c = wki_box_ctx(h);
+    const compiled *f = wki_box_get(h, WKI_BOX_COMPILED, caller);
+    for (int i = 0; i < nin && !c; i++)
+        if (in[i])
+            c = wki_slot(in[i])->ctx;
+    if (!f) {
+        if (c && !c->failed) {
+            c->caller = caller;
+            c->cur_op = NULL;
+            wki_fail(c, WK_HANDLE, "call of a NULL function");
+        }
+        for (int i = 0; i < nout; i++)
+            out[i] = c ? wki_handle(wki_poison(c)) : NULL;
+        return;
+    }
+    c = f->c;
     bool outer = c->call_depth == 0;
     for (int i = 0; i < nout; i++)
         out[i] = NULL;
@@ -109,8 +113,12 @@ end:
         poison_all(c, out, nout);
 }
 
+void wk_call_n(wk_compiled *f, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    call_n(f, in, nin, out, nout, __builtin_return_address(0));
+}
+
 wk_tensor *wk_call(wk_compiled *f, wk_tensor *const *in, int nin) {
     wk_tensor *out = NULL;
-    wk_call_n(f, in, nin, &out, 1);
+    call_n(f, in, nin, &out, 1, __builtin_return_address(0));
     return out;
 }

@@ -1,4 +1,4 @@
-/* Handles of modules, optimizers and loaders. One table a context, found among the context's objects; its slots are never
+/* Handles of modules, optimizers, loaders and compiled functions. One table a context, found among the context's objects; its slots are never
  * given back before the context ends, which is what makes a stale handle safe to look at. May call: base, core.
  */
 #include "core/box.h"
@@ -30,7 +30,7 @@ typedef struct table {
     void *running;
 } table;
 
-static const char *const kind_names[] = {"module", "optimizer", "loader"};
+static const char *const kind_names[] = {"module", "optimizer", "loader", "compiled function"};
 
 static void *handle_of(const slot *s) { return (void *)((uintptr_t)s | (uintptr_t)s->gen << WKI_ADDR_BITS); }
 static slot *slot_of(const void *h) { return (slot *)((uintptr_t)h & (((uintptr_t)1 << WKI_ADDR_BITS) - 1)); }

@@ -1,4 +1,4 @@
-/* Handles of modules, optimizers and loaders: like a tensor's, the address of a slot with its generation in the top bits,
+/* Handles of modules, optimizers, loaders and compiled functions: like a tensor's, the address of a slot with its generation in the top bits,
  * so that the use of a freed one is an error in its context. Slots live as long as the context; bodies come and go.
  * May call: base, core.
  */
@@ -7,7 +7,7 @@
 
 #include "core/core.h"
 
-typedef enum wki_box_kind { WKI_BOX_MODULE, WKI_BOX_OPTIM, WKI_BOX_LOADER } wki_box_kind;
+typedef enum wki_box_kind { WKI_BOX_MODULE, WKI_BOX_OPTIM, WKI_BOX_LOADER, WKI_BOX_COMPILED } wki_box_kind;
 
 /* A handle on `body`; `destroy(body)` runs when the handle is freed or the context ends. After a failure (sticky) it
    returns the handle that is never valid, and has called destroy. */

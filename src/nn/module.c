@@ -103,7 +103,9 @@ static wki_module *make(wk_ctx *c, const char *kind, wk_fn forward, wki_self *se
 
 wk_module *wk_module_new(wk_ctx *c, const char *kind, wk_fn forward, void *self, void (*free_self)(void *)) {
     enter(c, CALLER);
-    wki_self *s = wki_malloc(sizeof *s);
+    if (!forward)
+        wki_fail(c, WK_INVALID, "a module needs a forward function");
+    wki_self *s = forward ? wki_malloc(sizeof *s) : NULL;
     if (s) {
         *s = (wki_self){.self = self, .free_self = free_self};
         atomic_init(&s->refs, 1);
