@@ -48,7 +48,8 @@ static int64_t draw_size(void) {
 /* Logical sizes and a mask of reduced dimensions. Long rows now and then. */
 static void draw_domain(wki_loop_run *r, bool rows) {
     int64_t size[5];
-    int nd = (int)wkt_below(6);
+    bool parts = rows && wkt_below(3) == 0;
+    int nd = parts ? 1 + (int)wkt_below(2) : (int)wkt_below(6);
     if (rows && nd == 0)
         nd = 1;
     int64_t n = 1;
@@ -61,9 +62,13 @@ static void draw_domain(wki_loop_run *r, bool rows) {
     uint32_t red = 0;
     while (rows && !red)
         red = (uint32_t)wkt_below((uint64_t)1 << nd);
-    if (rows && nd <= 2 && wkt_below(3) == 0) { /* several parts */
+    if (parts) { /* several in a row, at times just one more element */
+        static const int64_t edge[] = {128, 129, 256, 1023, 1024, 1025, 1089, 2048, 2049};
         for (int d = 0; d < nd; d++)
-            size[d] = red >> d & 1 ? (int64_t)wkt_below(nd == 2 && red == 3 ? 90 : 4000) : (int64_t)wkt_below(5);
+            size[d] = red == 3             ? (int64_t)wkt_below(90)
+                      : !(red >> d & 1)    ? (int64_t)wkt_below(5)
+                      : wkt_below(3) == 0  ? edge[wkt_below(sizeof edge / sizeof *edge)]
+                                           : (int64_t)wkt_below(4000);
     }
     wki_order_domain(r, nd, size, red);
 }
@@ -97,7 +102,7 @@ static int64_t draw_strides(kcase *c, int op, const int *order, bool tidy) {
         elements *= r->size[d];
         at *= r->size[d];
         if (pad)
-            at += (int64_t)wkt_below(2) * 4 + (int64_t)wkt_below(4) / 3;
+            at += (int64_t)wkt_below(4) * 2 + (int64_t)wkt_below(4) / 3;
     }
     return elements ? last + 1 : 1;
 }
@@ -164,7 +169,9 @@ static void draw_operands(kcase *c) {
             if (!taken && same_strides(r, a, op) && wkt_below(2))
                 c->shares[op] = a;
         }
-        c->bytes[op] = ((size_t)(n > 0 ? n : 1) + wkt_below(3)) * item;
+        c->bytes[op] = (size_t)(n > 0 ? n : 1) * item;
+        if (wkt_below(8)) /* its start is then aligned too */
+            c->bytes[op] = (c->bytes[op] + 15) / 16 * 16;
         if (c->shares[op] >= 0) {
             c->want[op] = c->want[c->shares[op]];
             c->got[op] = c->got[c->shares[op]];
@@ -327,6 +334,36 @@ static void random_case(kcase *c) {
     draw_numbers(c);
     draw_operands(c);
     snprintf(c->title, sizeof c->title, "random program of %d instructions", c->prog.ninst);
+}
+
+/* Index and random numbers where four neighbours go together, in the logical order or another. */
+static void fours_case(kcase *c) {
+    static const int64_t sizes[] = {4, 8, 12, 20, 6, 10, 5};
+    int64_t size[3];
+    int nd = 1 + (int)wkt_below(3);
+    for (int d = 0; d < nd; d++)
+        size[d] = sizes[wkt_below(sizeof sizes / sizeof *sizes)];
+    wki_order_domain(&c->run, nd, size, 0);
+    c->prog.nload = 2;
+    c->prog.nstore = 1;
+    c->prog.nrng = 1;
+    for (int op = 0; op < 3; op++)
+        c->run.opnd[op].dtype = op && wkt_below(2) ? WK_F64 : WK_F32;
+    const wki_inst inst[] = {
+        {.code = WKI_L_LOAD, .type = WKI_TF, .a = 0},
+        {.code = WKI_L_LOAD, .type = WKI_TF, .a = 1},
+        {.code = WKI_L_INDEX, .type = WKI_TI, .a = (int16_t)wkt_below(3)},
+        {.code = WKI_L_PRIM, .sub = WKI_P_I2F, .type = WKI_TF, .a = 2, .b = -1, .c = -1},
+        {.code = WKI_L_RNG, .sub = wkt_below(2) ? WKI_P_UNIFORM : WKI_P_NORMAL, .type = WKI_TF},
+        {.code = WKI_L_PRIM, .sub = WKI_P_FMA, .type = WKI_TF, .a = 0, .b = 4, .c = 1},
+        {.code = WKI_L_PRIM, .sub = WKI_P_ADD, .type = WKI_TF, .a = 5, .b = wkt_below(2) ? 3 : 4, .c = -1},
+        {.code = WKI_L_STORE, .type = WKI_TF, .a = 2, .b = 6},
+    };
+    for (size_t i = 0; i < sizeof inst / sizeof *inst; i++)
+        add(c, inst[i]);
+    draw_numbers(c);
+    draw_operands(c);
+    snprintf(c->title, sizeof c->title, "index and random numbers");
 }
 
 /* ---- programs of the op table ---------------------------------------------------------------------------- */
@@ -601,6 +638,15 @@ TEST(emit_cuda, random_programs_equal_the_reference) {
         check_cases(c, N);
         free(c);
     }
+}
+
+TEST(emit_cuda, fours_equal_the_reference) {
+    enum { N = 150 };
+    kcase *c = new_cases(N);
+    for (int i = 0; i < N; i++)
+        fours_case(&c[i]);
+    check_cases(c, N);
+    free(c);
 }
 
 TEST(emit_cuda, ops_equal_the_reference) {
