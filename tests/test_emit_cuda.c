@@ -659,3 +659,255 @@ TEST(emit_cuda, ops_equal_the_reference) {
         free(c);
     }
 }
+
+/* Offsets beyond 32 bits: bytes far apart in memory that is reserved and not used. */
+TEST(emit_cuda, wide_strides) {
+    const int64_t far = (int64_t)1 << 30, near[] = {40, 1500};
+    uint8_t *memory = mmap(NULL, (size_t)far * 3, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED)
+        SKIP("no address space for strides of 1 GiB");
+    enum { N = 16 };
+    kcase *c = new_cases(N);
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < 2000; i++)
+            memory[k * far + i] = (uint8_t)wkt_u64();
+    for (int i = 0; i < N; i++) {
+        int64_t size[2] = {3, near[i / 4 % 2]};
+        uint32_t red = (uint32_t)i % 4;
+        wki_order_domain(&c[i].run, 2, size, red);
+        c[i].prog = (wki_loop){.nload = 1, .nstore = 1, .nrng = 1};
+        add(&c[i], (wki_inst){.code = WKI_L_LOAD, .type = WKI_TI});
+        int v = add(&c[i], (wki_inst){.code = WKI_L_PRIM, .sub = WKI_P_I2F, .type = WKI_TF, .a = 0, .b = -1, .c = -1});
+        if (i >= N / 2) {
+            int rng = add(&c[i], (wki_inst){.code = WKI_L_RNG, .sub = WKI_P_UNIFORM, .type = WKI_TF});
+            v = add(&c[i], (wki_inst){.code = WKI_L_PRIM, .sub = WKI_P_ADD, .type = WKI_TF, .a = (int16_t)v,
+                                      .b = (int16_t)rng, .c = -1});
+        }
+        if (red)
+            v = add(&c[i], (wki_inst){.code = WKI_L_REDUCE, .sub = WKI_R_SUM, .level = WKI_ROWV, .type = WKI_TF,
+                                      .a = (int16_t)v});
+        add(&c[i], (wki_inst){.code = WKI_L_STORE, .level = red ? WKI_ROWV : WKI_ELEM, .type = WKI_TF, .a = 1,
+                              .b = (int16_t)v});
+        c[i].run.opnd[0].dtype = WK_U8;
+        c[i].run.opnd[1].dtype = WK_F32;
+        draw_numbers(&c[i]);
+        draw_operands(&c[i]);
+        wkt_guarded_free(c[i].want[0], c[i].bytes[0]);
+        wkt_guarded_free(c[i].got[0], c[i].bytes[0]);
+        c[i].want[0] = c[i].got[0] = memory;
+        c[i].shares[0] = 0; /* not the case's own */
+        for (int d = 0; d < 2; d++)
+            c[i].run.opnd[0].stride[d] = c[i].run.logical[d] ? 1 : far;
+        snprintf(c[i].title, sizeof c[i].title, "wide strides, mask %u", red);
+    }
+    check_cases(c, N);
+    free(c);
+    munmap(memory, (size_t)far * 3);
+}
+
+/* ---- many tensors ---------------------------------------------------------------------------------------- */
+
+enum { MAX_TENSORS = 24 };
+
+/* One launch for all tensors against the reference tensor by tensor. */
+static void check_multi(kcase *c, int n) {
+    text t = {0};
+    const char *why = NULL;
+    wki_cu_loop_params params;
+    wki_cu_operand opnd[MAX_TENSORS][MAX_OPERANDS];
+    wki_cu_bind bind[MAX_TENSORS];
+    int32_t val[MAX_NUMBERS], rel[MAX_NUMBERS];
+    unsigned long long args[SLOTS + MAX_TENSORS * MAX_OPERANDS] = {0};
+    const wki_loop_run *run[MAX_TENSORS];
+    for (int i = 0; i < n; i++) {
+        run[i] = &c[i].run;
+        CHECK(wki_cu_multi_joins(run[0], run[i]));
+        bind_case(&c[i], opnd[i], val, rel, &bind[i], args, SLOTS + i * MAX_OPERANDS);
+        if (i)
+            bind[i].val_slot = bind[i].rng_rel = NULL;
+    }
+    for (int i = 0; i < MAX_NUMBERS; i++)
+        memcpy(&args[val[i]], &c[0].val[i], 8);
+    args[SLOT_FAULT] = (unsigned long long)(uintptr_t)&c[0].got_fault;
+    uint64_t *table = wkt_guarded(wki_cu_multi_words(&c[0].prog, n) * 8);
+    if (!table || !wki_emit_cuda_multi(run[0], &c[0].text, &why) ||
+        !wki_cu_multi_fill(run, bind, n, (uint64_t)(uintptr_t)table, table, &params, &why)) {
+        FAIL("%s: %s", c[0].title, why);
+        return;
+    }
+    append_program(&t, c, 1, true);
+    void *lib = build_for_cpu(t.s, &why);
+    free(t.s);
+    if (lib) {
+        char symbol[64];
+        snprintf(symbol, sizeof symbol, "%s_run", c[0].text.name);
+        runner launch = (runner)dlsym(lib, symbol);
+        if (CHECK(launch != NULL) && params.grid[0])
+            CHECK(launch(params.data, args, params.grid, params.block, wkt_u64()) == NULL);
+        for (int i = 0; i < n; i++)
+            if (run_reference(&c[i]))
+                compare(&c[i]);
+        dlclose(lib);
+    }
+    wkt_guarded_free(table, wki_cu_multi_words(&c[0].prog, n) * 8);
+    if (!lib)
+        SKIP("%s", why);
+}
+
+/* Sizes from nothing to several chunks; values in place, as optimizers have them. */
+static void multi_cases(kcase *c, int n, const wki_op *op) {
+    for (int i = 0; i < n; i++) {
+        int64_t size[2] = {(int64_t)wkt_below(3) ? draw_size() : (int64_t)wkt_below(130), (int64_t)wkt_below(100)};
+        wki_order_domain(&c[i].run, 2, size, 0);
+        c[i].prog = op->loop[0];
+        memcpy(c[i].inst, op->loop[0].inst, (size_t)op->loop[0].ninst * sizeof(wki_inst));
+        draw_numbers(&c[i]);
+        c[i].run.arg = c[0].arg;
+        c[i].run.seed = c[0].run.seed;
+        for (int o = 0; o < c[i].prog.nload + c[i].prog.nstore; o++) {
+            c[i].run.opnd[o].dtype = WK_F32;
+            c[i].run.opnd[o].stride[0] = size[1];
+            c[i].run.opnd[o].stride[1] = 1;
+            size_t items = (size_t)(size[0] * size[1]) + wkt_below(3);
+            c[i].bytes[o] = wkt_below(4) ? (items * 4 + 15) / 16 * 16 : items * 4;
+            c[i].shares[o] = o < c[i].prog.nload ? -1 : wki_store_role(op, o - c[i].prog.nload);
+            if (c[i].shares[o] >= 0) {
+                c[i].want[o] = c[i].want[c[i].shares[o]];
+                c[i].got[o] = c[i].got[c[i].shares[o]];
+                c[i].bytes[o] = c[i].bytes[c[i].shares[o]];
+                continue;
+            }
+            c[i].want[o] = new_memory(c[i].bytes[o]);
+            c[i].got[o] = new_memory(c[i].bytes[o]);
+            fill(c[i].want[o], WK_F32, c[i].bytes[o], false);
+            memcpy(c[i].got[o], c[i].want[o], c[i].bytes[o]);
+        }
+        snprintf(c[i].title, sizeof c[i].title, "%s, tensor %d", op->name, i);
+    }
+}
+
+TEST(emit_cuda, many_tensors_in_one_launch) {
+    for (int i = 0; i < wki_op_count; i++) {
+        const wki_op *op = &wki_ops[i];
+        if (op->nin >= 0 || !op->loop || !op->writes)
+            continue;
+        int n = 1 + (int)wkt_below(MAX_TENSORS);
+        kcase *c = new_cases(n);
+        multi_cases(c, n, op);
+        check_multi(c, n);
+        for (int k = 0; k < n; k++)
+            case_free(&c[k]);
+        free(c);
+    }
+}
+
+/* ---- the compiler for CUDA ------------------------------------------------------------------------------- */
+
+static void compile(wki_nvrtc *rtc, const char *source, const char *arch) {
+    wki_cu_error err = {0};
+    wki_nvrtc_binary binary;
+    const wki_nvrtc_source s = {.text = source, .name = "kernels", .arch = arch};
+    if (wki_nvrtc_compile(rtc, &s, &binary, &err))
+        FAIL("%s: %s", arch, err.text);
+    else
+        CHECK(binary.size > 0);
+    wki_nvrtc_binary_free(&binary);
+}
+
+TEST(emit_cuda, nvrtc_compiles_every_kernel) {
+    wki_nvrtc *rtc = NULL;
+    wki_cu_error err = {0};
+    if (wki_nvrtc_open(NULL, 0, &rtc, &err))
+        SKIP("%s", err.text);
+    int ops = wkt_quick() ? 0 : op_programs(), n = ops + 30;
+    kcase *c = new_cases(n);
+    text t = {0};
+    const char *why = NULL;
+    for (int i = 0; i < n; i++) {
+        if (i < ops)
+            op_case_at(&c[i], i);
+        else
+            random_case(&c[i]);
+        if (!wki_emit_cuda(&c[i].run, &c[i].text, &why))
+            FAIL("%s: %s", c[i].title, why);
+    }
+    append_program(&t, c, n, false);
+    compile(rtc, t.s, "sm_80");
+    compile(rtc, t.s, "sm_90");
+    free(t.s);
+    for (int i = 0; i < n; i++)
+        case_free(&c[i]);
+    free(c);
+    wki_nvrtc_close(rtc);
+}
+
+/* ---- texts ----------------------------------------------------------------------------------------------- */
+
+/* The text of an op on contiguous operands of the given sizes. */
+static uint64_t text_of(const char *op, int64_t n, int64_t d) {
+    kcase *c = new_cases(1);
+    uint64_t hash = 0;
+    for (int i = 0; i < wki_op_count; i++)
+        if (!strcmp(wki_ops[i].name, op)) {
+            const wki_loop *l = wki_ops[i].loop;
+            wki_order_domain(&c->run, 2, (int64_t[]){n, d}, wki_ops[i].klass == WKI_ROW ? 2 : 0);
+            c->run.prog = l;
+            for (int o = 0; o < l->nload + l->nstore; o++) {
+                c->run.opnd[o].dtype = WK_F32;
+                c->run.opnd[o].stride[0] = d;
+                c->run.opnd[o].stride[1] = 1;
+            }
+            const char *why = NULL;
+            CHECK(wki_emit_cuda(&c->run, &c->text, &why));
+            hash = c->text.hash;
+            wki_cu_kernel_text_free(&c->text);
+        }
+    free(c);
+    return hash;
+}
+
+TEST(emit_cuda, texts_do_not_depend_on_sizes) {
+    CHECK(text_of("add", 3, 5) == text_of("add", 1000, 777));
+    CHECK(text_of("add", 3, 5) != text_of("mul", 3, 5));
+    CHECK(text_of("softmax", 7, 130) == text_of("softmax", 900, 200));
+    CHECK(text_of("softmax", 7, 130) != text_of("softmax", 7, 500));
+    CHECK(text_of("softmax", 7, 2000) == text_of("softmax", 3, 50000));
+}
+
+TEST(emit_cuda, survives_a_full_heap) {
+    kcase *c = new_cases(1);
+    const char *why = NULL;
+    op_case_at(c, 0);
+    int64_t live = wki_alloc_live();
+    for (int64_t n = 1;; n++) {
+        wki_alloc_fail_once(n);
+        bool ok = wki_emit_cuda(&c->run, &c->text, &why);
+        wki_alloc_fail_once(0);
+        if (ok)
+            break;
+        CHECK_STR(why, "no host memory for a kernel's text");
+        CHECK(c->text.src == NULL);
+        CHECK_EQ_I(wki_alloc_live(), live);
+    }
+    case_free(c);
+    free(c);
+}
+
+TEST(emit_cuda, refuses_what_it_does_not_know) {
+    kcase *c = new_cases(1);
+    const char *why = NULL;
+    op_case_at(c, 0);
+    uint8_t dtype = c->run.opnd[0].dtype;
+    c->run.opnd[0].dtype = WK_DTYPE_COUNT;
+    CHECK(!wki_emit_cuda(&c->run, &c->text, &why));
+    CHECK_STR(why, "a dtype that CUDA loops do not know");
+    c->run.opnd[0].dtype = WK_I32; /* read as a float */
+    CHECK(!wki_emit_cuda(&c->run, &c->text, &why));
+    CHECK_STR(why, "a loop program does not fit its operands' dtypes");
+    c->run.opnd[0].dtype = dtype;
+    c->inst[c->prog.ninst - 1].b = c->prog.ninst;
+    CHECK(!wki_emit_cuda(&c->run, &c->text, &why));
+    CHECK_STR(why, "a loop program uses a value before it is made");
+    case_free(c);
+    free(c);
+}
