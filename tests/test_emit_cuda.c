@@ -1,7 +1,8 @@
-/* Kernels of loop programs (compile/emit_cuda.h). Their text runs on the CPU under cuda_on_cpu.h, compiled by the
- * system's C compiler, and must give what the reference interpreter gives, to the bit; and NVRTC, where there is
- * one, must compile it. Programs are those of the op table and random ones; domains have sizes 0, 1, primes and
- * rows of several parts; operands are contiguous, permuted, padded, broadcast and updated in place. */
+/* Kernels of loop programs (compile/emit_cuda.h). Their text runs on the CPU under cuda_on_cpu.h, compiled by
+ * the system's C compiler, and must give what the reference interpreter gives, to the bit; and NVRTC, where
+ * there is one, must compile it. Programs are those of the op table and random ones; domains have sizes 0, 1,
+ * primes and rows of several parts; operands are contiguous, permuted, padded, broadcast and updated in
+ * place. */
 #define _GNU_SOURCE /* MAP_NORESERVE */
 
 #include "backend/backend.h"
@@ -38,10 +39,11 @@ typedef struct kcase {
     wki_cu_kernel_text text;
 } kcase;
 
-/* ---- domains and operands -------------------------------------------------------------------------------- */
+/* ---- domains and operands ------------------------------------------------------------------------------ */
 
 static int64_t draw_size(void) {
-    static const int64_t some[] = {0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 18, 31, 32, 33, 64, 100, 127, 128, 129, 258};
+    static const int64_t some[] = {0,  1,  1,  2,  3,  4,  5,   6,   7,   8,   12,
+                                   16, 18, 31, 32, 33, 64, 100, 127, 128, 129, 258};
     return some[wkt_below(sizeof some / sizeof *some)];
 }
 
@@ -65,10 +67,10 @@ static void draw_domain(wki_loop_run *r, bool rows) {
     if (parts) { /* several in a row, at times just one more element */
         static const int64_t edge[] = {128, 129, 256, 1023, 1024, 1025, 1089, 2048, 2049};
         for (int d = 0; d < nd; d++)
-            size[d] = red == 3             ? (int64_t)wkt_below(90)
-                      : !(red >> d & 1)    ? (int64_t)wkt_below(5)
-                      : wkt_below(3) == 0  ? edge[wkt_below(sizeof edge / sizeof *edge)]
-                                           : (int64_t)wkt_below(4000);
+            size[d] = red == 3            ? (int64_t)wkt_below(90)
+                      : !(red >> d & 1)   ? (int64_t)wkt_below(5)
+                      : wkt_below(3) == 0 ? edge[wkt_below(sizeof edge / sizeof *edge)]
+                                          : (int64_t)wkt_below(4000);
     }
     wki_order_domain(r, nd, size, red);
 }
@@ -82,11 +84,13 @@ static bool row_operand(const kcase *c, int op) {
     return false;
 }
 
-/* Dense strides in the given order of memory; loads may be broadcast. Untidy ones may have padding or steps. */
+/* Dense strides in the given order of memory; loads may be broadcast. Untidy ones may have padding or
+   steps. */
 static int64_t draw_strides(kcase *c, int op, const int *order, bool tidy) {
     wki_loop_run *r = &c->run;
     int64_t at = 1, last = 0, elements = 1;
-    bool row = row_operand(c, op), pad = !tidy && wkt_below(4) == 0, broadcast = is_load(c, op) && wkt_below(3) == 0;
+    bool row = row_operand(c, op), pad = !tidy && wkt_below(4) == 0,
+         broadcast = is_load(c, op) && wkt_below(3) == 0;
     bool strided = !tidy && is_load(c, op) && wkt_below(8) == 0;
     if (strided)
         at = 2;
@@ -121,12 +125,24 @@ static void fill(void *p, uint8_t dtype, size_t bytes, bool odd) {
         double x = kind == 0 ? NAN : kind == 1 ? INFINITY : kind == 2 ? -0.0 : wkt_uniform(-3, 3);
         int64_t k = kind < 2 ? (int64_t)wkt_u64() : wkt_range(-6, 6);
         switch ((wk_dtype)dtype) {
-        case WK_F32: ((float *)p)[i] = (float)x; break;
-        case WK_F64: ((double *)p)[i] = x; break;
-        case WK_I32: ((int32_t *)p)[i] = (int32_t)k; break;
-        case WK_I64: ((int64_t *)p)[i] = k; break;
-        case WK_BOOL: ((uint8_t *)p)[i] = (uint8_t)(k & 1); break;
-        default: ((uint8_t *)p)[i] = (uint8_t)k; break;
+        case WK_F32:
+            ((float *)p)[i] = (float)x;
+            break;
+        case WK_F64:
+            ((double *)p)[i] = x;
+            break;
+        case WK_I32:
+            ((int32_t *)p)[i] = (int32_t)k;
+            break;
+        case WK_I64:
+            ((int64_t *)p)[i] = k;
+            break;
+        case WK_BOOL:
+            ((uint8_t *)p)[i] = (uint8_t)(k & 1);
+            break;
+        default:
+            ((uint8_t *)p)[i] = (uint8_t)k;
+            break;
         }
     }
 }
@@ -138,7 +154,8 @@ static bool same_strides(const wki_loop_run *r, int a, int b) {
     return r->opnd[a].dtype == r->opnd[b].dtype;
 }
 
-/* Strides and memory for every operand, each as far before its end as makes its start less aligned at times. */
+/* Strides and memory for every operand, each as far before its end as makes its start less aligned at
+   times. */
 static void draw_operands(kcase *c) {
     wki_loop_run *r = &c->run;
     int nop = c->prog.nload + c->prog.nstore, order[WKI_LOOP_MAX_DIMS] = {0}, mixed[WKI_LOOP_MAX_DIMS];
@@ -150,7 +167,8 @@ static void draw_operands(kcase *c) {
         mixed[d] = mixed[j];
         mixed[j] = t;
     }
-    bool all_mixed = wkt_below(4) == 0, plain = wkt_below(6) == 0, tidy = wkt_below(2), odd = wkt_below(4) == 0;
+    bool all_mixed = wkt_below(4) == 0, plain = wkt_below(6) == 0, tidy = wkt_below(2),
+         odd = wkt_below(4) == 0;
     for (int op = 0; op < nop; op++) {
         int64_t n = draw_strides(c, op, all_mixed || (!tidy && wkt_below(4) == 0) ? mixed : order, tidy);
         if (plain && !row_operand(c, op)) {
@@ -209,7 +227,7 @@ static void case_free(kcase *c) {
     wki_cu_kernel_text_free(&c->text);
 }
 
-/* ---- random programs ------------------------------------------------------------------------------------- */
+/* ---- random programs ----------------------------------------------------------------------------------- */
 
 static const struct {
     const char *signature;
@@ -283,23 +301,33 @@ static void draw_program(kcase *c, bool rows) {
                                   .a = (int16_t)op});
         mask[i] = t == WK_BOOL;
     }
-    add(c, (wki_inst){.code = WKI_L_CONST, .level = WKI_ROWV, .type = WKI_TF, .imm.f = (float)wkt_uniform(-2, 2)});
-    add(c, (wki_inst){.code = WKI_L_CONST, .level = WKI_ROWV, .type = WKI_TI, .imm.i = (int32_t)wkt_range(-3, 3)});
+    add(c, (wki_inst){
+               .code = WKI_L_CONST, .level = WKI_ROWV, .type = WKI_TF, .imm.f = (float)wkt_uniform(-2, 2)});
+    add(c, (wki_inst){
+               .code = WKI_L_CONST, .level = WKI_ROWV, .type = WKI_TI, .imm.i = (int32_t)wkt_range(-3, 3)});
     if (wkt_below(2))
         add(c, (wki_inst){.code = WKI_L_ARG, .level = WKI_ROWV, .type = WKI_TF, .a = p->narg++});
     if (wkt_below(2))
-        add(c, (wki_inst){.code = WKI_L_INDEX, .level = wkt_below(4) ? WKI_ELEM : WKI_ROWV, .type = WKI_TI,
+        add(c, (wki_inst){.code = WKI_L_INDEX,
+                          .level = wkt_below(4) ? WKI_ELEM : WKI_ROWV,
+                          .type = WKI_TI,
                           .a = (int16_t)wkt_below(3)});
     while (wkt_below(3) == 0 && p->nrng < 2)
-        add(c, (wki_inst){.code = WKI_L_RNG, .sub = wkt_below(2) ? WKI_P_NORMAL : WKI_P_UNIFORM,
-                          .level = wkt_below(5) ? WKI_ELEM : WKI_ROWV, .type = WKI_TF, .a = p->nrng++});
+        add(c, (wki_inst){.code = WKI_L_RNG,
+                          .sub = wkt_below(2) ? WKI_P_NORMAL : WKI_P_UNIFORM,
+                          .level = wkt_below(5) ? WKI_ELEM : WKI_ROWV,
+                          .type = WKI_TF,
+                          .a = p->nrng++});
     int n = 2 + (int)wkt_below(16), limit = MAX_PROGRAM - 8;
     for (int k = 0; k < n && p->ninst < limit; k++) {
         if (rows && wkt_below(3) == 0) {
             int v = pick(c, mask, wkt_below(4) ? 'F' : 'I', false);
             if (v >= 0)
-                add(c, (wki_inst){.code = WKI_L_REDUCE, .sub = (uint8_t)wkt_below(3), .level = WKI_ROWV,
-                                  .type = c->inst[v].type, .a = (int16_t)v});
+                add(c, (wki_inst){.code = WKI_L_REDUCE,
+                                  .sub = (uint8_t)wkt_below(3),
+                                  .level = WKI_ROWV,
+                                  .type = c->inst[v].type,
+                                  .a = (int16_t)v});
             p->has_reduce = 1;
         } else {
             static const uint8_t common[] = {WKI_P_ADD, WKI_P_SUB, WKI_P_MUL, WKI_P_MAX, WKI_P_LT, WKI_P_SEL};
@@ -310,7 +338,10 @@ static void draw_program(kcase *c, bool rows) {
     if (wkt_below(4) == 0) {
         int m = pick(c, mask, 'M', rows && wkt_below(2));
         if (m >= 0)
-            add(c, (wki_inst){.code = WKI_L_CHECK, .level = c->inst[m].level, .type = WKI_TI, .a = (int16_t)m,
+            add(c, (wki_inst){.code = WKI_L_CHECK,
+                              .level = c->inst[m].level,
+                              .type = WKI_TI,
+                              .a = (int16_t)m,
                               .imm.i = (int32_t)wkt_below(100)});
     }
     for (int j = 0; j < p->nstore; j++) {
@@ -322,8 +353,11 @@ static void draw_program(kcase *c, bool rows) {
         if (c->inst[v].code == WKI_L_STORE || c->inst[v].code == WKI_L_CHECK)
             v = 0;
         bool elem = c->inst[v].level == WKI_ELEM;
-        add(c, (wki_inst){.code = WKI_L_STORE, .level = elem || !row ? WKI_ELEM : WKI_ROWV,
-                          .type = c->inst[v].type, .a = (int16_t)(p->nload + j), .b = (int16_t)v});
+        add(c, (wki_inst){.code = WKI_L_STORE,
+                          .level = elem || !row ? WKI_ELEM : WKI_ROWV,
+                          .type = c->inst[v].type,
+                          .a = (int16_t)(p->nload + j),
+                          .b = (int16_t)v});
     }
 }
 
@@ -366,7 +400,7 @@ static void fours_case(kcase *c) {
     snprintf(c->title, sizeof c->title, "index and random numbers");
 }
 
-/* ---- programs of the op table ---------------------------------------------------------------------------- */
+/* ---- programs of the op table -------------------------------------------------------------------------- */
 
 static void op_case(kcase *c, const wki_op *op, int which) {
     const wki_loop *l = &op->loop[which];
@@ -377,7 +411,10 @@ static void op_case(kcase *c, const wki_op *op, int which) {
     for (int i = 0; i < l->ninst; i++) {
         const wki_inst *x = &l->inst[i];
         if (x->code == WKI_L_LOAD)
-            c->run.opnd[x->a].dtype = x->type == WKI_TF ? WK_F32 : in == 'B' ? WK_BOOL : wkt_below(2) ? WK_I64 : WK_U8;
+            c->run.opnd[x->a].dtype = x->type == WKI_TF ? WK_F32
+                                      : in == 'B'       ? WK_BOOL
+                                      : wkt_below(2)    ? WK_I64
+                                                        : WK_U8;
         else if (x->code == WKI_L_STORE)
             c->run.opnd[x->a].dtype = out == 'F' ? WK_F32 : out == 'B' ? WK_BOOL : WK_I64;
         if (!c->run.nred)
@@ -406,7 +443,7 @@ static void op_case_at(kcase *c, int k) {
     }
 }
 
-/* ---- compiling for the CPU ------------------------------------------------------------------------------- */
+/* ---- compiling for the CPU ----------------------------------------------------------------------------- */
 
 typedef struct text {
     char *s;
@@ -465,7 +502,8 @@ static void *build_for_cpu(const char *source, const char **why) {
         fprintf(f, "#include \"%s/cuda_on_cpu.h\"\n%s", wkt_dir(), source);
         fclose(f);
         snprintf(command, sizeof command,
-                 "cc -std=gnu17 -O0 -w -fPIC -shared -ffp-contract=off -fsanitize=alignment,bounds,integer-divide-by-zero "
+                 "cc -std=gnu17 -O0 -w -fPIC -shared -ffp-contract=off "
+                 "-fsanitize=alignment,bounds,integer-divide-by-zero "
                  "-fsanitize-undefined-trap-on-error -o %s %s",
                  so_file, c_file);
         if (system(command) == 0)
@@ -482,7 +520,7 @@ static void *build_for_cpu(const char *source, const char **why) {
     return lib;
 }
 
-/* ---- running --------------------------------------------------------------------------------------------- */
+/* ---- running ------------------------------------------------------------------------------------------- */
 
 typedef const char *(*runner)(const void *params, const unsigned long long *args, const unsigned *grid,
                               const unsigned *block, uint64_t seed);
@@ -490,8 +528,8 @@ typedef const char *(*runner)(const void *params, const unsigned long long *args
 enum { SLOT_POINTERS = 0, SLOT_VALUES = 32, SLOT_SEED = 60, SLOT_BASE, SLOT_FAULT, SLOTS };
 
 /* Operands alternately by slot and by address. */
-static void bind_case(kcase *c, wki_cu_operand *opnd, int32_t *val, int32_t *rel, wki_cu_bind *b, unsigned long long *args,
-                      int first_slot) {
+static void bind_case(kcase *c, wki_cu_operand *opnd, int32_t *val, int32_t *rel, wki_cu_bind *b,
+                      unsigned long long *args, int first_slot) {
     for (int op = 0; op < c->prog.nload + c->prog.nstore; op++) {
         uint64_t at = (uint64_t)(uintptr_t)c->got[op];
         bool slot = wkt_below(2);
@@ -663,7 +701,8 @@ TEST(emit_cuda, ops_equal_the_reference) {
 /* Offsets beyond 32 bits: bytes far apart in memory that is reserved and not used. */
 TEST(emit_cuda, wide_strides) {
     const int64_t far = (int64_t)1 << 30, near[] = {40, 1500};
-    uint8_t *memory = mmap(NULL, (size_t)far * 3, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint8_t *memory = mmap(NULL, (size_t)far * 3, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED)
         SKIP("no address space for strides of 1 GiB");
     enum { N = 16 };
@@ -677,16 +716,28 @@ TEST(emit_cuda, wide_strides) {
         wki_order_domain(&c[i].run, 2, size, red);
         c[i].prog = (wki_loop){.nload = 1, .nstore = 1, .nrng = 1};
         add(&c[i], (wki_inst){.code = WKI_L_LOAD, .type = WKI_TI});
-        int v = add(&c[i], (wki_inst){.code = WKI_L_PRIM, .sub = WKI_P_I2F, .type = WKI_TF, .a = 0, .b = -1, .c = -1});
+        int v =
+            add(&c[i],
+                (wki_inst){.code = WKI_L_PRIM, .sub = WKI_P_I2F, .type = WKI_TF, .a = 0, .b = -1, .c = -1});
         if (i >= N / 2) {
             int rng = add(&c[i], (wki_inst){.code = WKI_L_RNG, .sub = WKI_P_UNIFORM, .type = WKI_TF});
-            v = add(&c[i], (wki_inst){.code = WKI_L_PRIM, .sub = WKI_P_ADD, .type = WKI_TF, .a = (int16_t)v,
-                                      .b = (int16_t)rng, .c = -1});
+            v = add(&c[i], (wki_inst){.code = WKI_L_PRIM,
+                                      .sub = WKI_P_ADD,
+                                      .type = WKI_TF,
+                                      .a = (int16_t)v,
+                                      .b = (int16_t)rng,
+                                      .c = -1});
         }
         if (red)
-            v = add(&c[i], (wki_inst){.code = WKI_L_REDUCE, .sub = WKI_R_SUM, .level = WKI_ROWV, .type = WKI_TF,
+            v = add(&c[i], (wki_inst){.code = WKI_L_REDUCE,
+                                      .sub = WKI_R_SUM,
+                                      .level = WKI_ROWV,
+                                      .type = WKI_TF,
                                       .a = (int16_t)v});
-        add(&c[i], (wki_inst){.code = WKI_L_STORE, .level = red ? WKI_ROWV : WKI_ELEM, .type = WKI_TF, .a = 1,
+        add(&c[i], (wki_inst){.code = WKI_L_STORE,
+                              .level = red ? WKI_ROWV : WKI_ELEM,
+                              .type = WKI_TF,
+                              .a = 1,
                               .b = (int16_t)v});
         c[i].run.opnd[0].dtype = WK_U8;
         c[i].run.opnd[1].dtype = WK_F32;
@@ -705,7 +756,7 @@ TEST(emit_cuda, wide_strides) {
     munmap(memory, (size_t)far * 3);
 }
 
-/* ---- many tensors ---------------------------------------------------------------------------------------- */
+/* ---- many tensors -------------------------------------------------------------------------------------- */
 
 enum { MAX_TENSORS = 24 };
 
@@ -757,7 +808,8 @@ static void check_multi(kcase *c, int n) {
 /* Sizes from nothing to several chunks; values in place, as optimizers have them. */
 static void multi_cases(kcase *c, int n, const wki_op *op) {
     for (int i = 0; i < n; i++) {
-        int64_t size[2] = {(int64_t)wkt_below(3) ? draw_size() : (int64_t)wkt_below(130), (int64_t)wkt_below(100)};
+        int64_t size[2] = {(int64_t)wkt_below(3) ? draw_size() : (int64_t)wkt_below(130),
+                           (int64_t)wkt_below(100)};
         wki_order_domain(&c[i].run, 2, size, 0);
         c[i].prog = op->loop[0];
         memcpy(c[i].inst, op->loop[0].inst, (size_t)op->loop[0].ninst * sizeof(wki_inst));
@@ -801,7 +853,7 @@ TEST(emit_cuda, many_tensors_in_one_launch) {
     }
 }
 
-/* ---- the compiler for CUDA ------------------------------------------------------------------------------- */
+/* ---- the compiler for CUDA ----------------------------------------------------------------------------- */
 
 static void compile(wki_nvrtc *rtc, const char *source, const char *arch) {
     wki_cu_error err = {0};
@@ -841,7 +893,7 @@ TEST(emit_cuda, nvrtc_compiles_every_kernel) {
     wki_nvrtc_close(rtc);
 }
 
-/* ---- texts ----------------------------------------------------------------------------------------------- */
+/* ---- texts --------------------------------------------------------------------------------------------- */
 
 /* The text of an op on contiguous operands of the given sizes. */
 static uint64_t text_of(const char *op, int64_t n, int64_t d) {
