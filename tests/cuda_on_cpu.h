@@ -1,9 +1,9 @@
-/* The CUDA built-ins that generated kernels use, defined in C, so that their text runs on the CPU: a test writes
- * this file, the prelude, the kernels and CUDA_ON_CPU(name) for each to a file and compiles that as C into a
- * shared object. The threads of a block are fibers that really wait for each other in barriers and shuffles; which
- * runs when is drawn from a seed, so that a missing barrier shows. Only what CUDA C++ promises is given: a barrier
- * that some threads of the block have left behind for good, or a shuffle that not all lanes take part in, is an
- * error. Uses the C library and POSIX alone. */
+/* The CUDA built-ins that generated kernels use, defined in C, so that their text runs on the CPU: a test
+ * writes this file, the prelude, the kernels and CUDA_ON_CPU(name) for each to a file and compiles that as C
+ * into a shared object. The threads of a block are fibers that really wait for each other in barriers and
+ * shuffles; which runs when is drawn from a seed, so that a missing barrier shows. Only what CUDA C++
+ * promises is given: a barrier that some threads of the block have left behind for good, or a shuffle that
+ * not all lanes take part in, is an error. Uses the C library and POSIX alone. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@ typedef struct {
 } cuda_dim;
 static cuda_dim threadIdx, blockIdx, blockDim, gridDim;
 
-/* ---- fibers ---------------------------------------------------------------------------------------------- */
+/* ---- fibers -------------------------------------------------------------------------------------------- */
 
 enum { CUDA_READY, CUDA_WARP_WAIT, CUDA_BLOCK_WAIT, CUDA_DONE };
 enum { CUDA_THREADS = 1024, CUDA_STACK = 48 << 10 };
@@ -146,7 +146,7 @@ static const char *cuda_launch(void (*thread)(void), const void *params, const u
         return cuda_launch(name##_thread, params, args, grid, block, seed);                                  \
     }
 
-/* ---- barriers and shuffles ------------------------------------------------------------------------------- */
+/* ---- barriers and shuffles ----------------------------------------------------------------------------- */
 
 static inline void __syncthreads(void) { cuda_wait(CUDA_BLOCK_WAIT); }
 static inline void __syncwarp(void) { cuda_wait(CUDA_WARP_WAIT); }
@@ -170,7 +170,7 @@ static inline int __shfl_down_sync(unsigned mask, int v, unsigned by) {
     return cuda_exchange(v, mask == 0xffffffffu && lane + by < 32 ? lane + by : lane);
 }
 
-/* ---- values ---------------------------------------------------------------------------------------------- */
+/* ---- values -------------------------------------------------------------------------------------------- */
 
 static inline int __float_as_int(float x) {
     int i;

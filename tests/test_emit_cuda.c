@@ -1,7 +1,8 @@
-/* Kernels of loop programs (compile/emit_cuda.h). Their text runs on the CPU under cuda_on_cpu.h, compiled by the
- * system's C compiler, and must give what the reference interpreter gives, to the bit; and NVRTC, where there is
- * one, must compile it. Programs are those of the op table and random ones; domains have sizes 0, 1, primes and
- * rows of several parts; operands are contiguous, permuted, padded, broadcast and updated in place. */
+/* Kernels of loop programs (compile/emit_cuda.h). Their text runs on the CPU under cuda_on_cpu.h, compiled by
+ * the system's C compiler, and must give what the reference interpreter gives, to the bit; and NVRTC, where
+ * there is one, must compile it. Programs are those of the op table and random ones; domains have sizes 0, 1,
+ * primes and rows of several parts; operands are contiguous, permuted, padded, broadcast and updated in
+ * place. */
 #define _GNU_SOURCE /* MAP_NORESERVE */
 
 #include "backend/backend.h"
@@ -38,17 +39,19 @@ typedef struct kcase {
     wki_cu_kernel_text text;
 } kcase;
 
-/* ---- domains and operands -------------------------------------------------------------------------------- */
+/* ---- domains and operands ------------------------------------------------------------------------------ */
 
 static int64_t draw_size(void) {
-    static const int64_t some[] = {0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 18, 31, 32, 33, 64, 100, 127, 128, 129, 258};
+    static const int64_t some[] = {0,  1,  1,  2,  3,  4,  5,   6,   7,   8,   12,
+                                   16, 18, 31, 32, 33, 64, 100, 127, 128, 129, 258};
     return some[wkt_below(sizeof some / sizeof *some)];
 }
 
 /* Logical sizes and a mask of reduced dimensions. Long rows now and then. */
 static void draw_domain(wki_loop_run *r, bool rows) {
     int64_t size[5];
-    int nd = (int)wkt_below(6);
+    bool parts = rows && wkt_below(3) == 0;
+    int nd = parts ? 1 + (int)wkt_below(2) : (int)wkt_below(6);
     if (rows && nd == 0)
         nd = 1;
     int64_t n = 1;
@@ -61,9 +64,13 @@ static void draw_domain(wki_loop_run *r, bool rows) {
     uint32_t red = 0;
     while (rows && !red)
         red = (uint32_t)wkt_below((uint64_t)1 << nd);
-    if (rows && nd <= 2 && wkt_below(3) == 0) { /* several parts */
+    if (parts) { /* several in a row, at times just one more element */
+        static const int64_t edge[] = {128, 129, 256, 1023, 1024, 1025, 1089, 2048, 2049};
         for (int d = 0; d < nd; d++)
-            size[d] = red >> d & 1 ? (int64_t)wkt_below(nd == 2 && red == 3 ? 90 : 4000) : (int64_t)wkt_below(5);
+            size[d] = red == 3            ? (int64_t)wkt_below(90)
+                      : !(red >> d & 1)   ? (int64_t)wkt_below(5)
+                      : wkt_below(3) == 0 ? edge[wkt_below(sizeof edge / sizeof *edge)]
+                                          : (int64_t)wkt_below(4000);
     }
     wki_order_domain(r, nd, size, red);
 }
@@ -77,11 +84,13 @@ static bool row_operand(const kcase *c, int op) {
     return false;
 }
 
-/* Dense strides in the given order of memory; loads may be broadcast. Untidy ones may have padding or steps. */
+/* Dense strides in the given order of memory; loads may be broadcast. Untidy ones may have padding or
+   steps. */
 static int64_t draw_strides(kcase *c, int op, const int *order, bool tidy) {
     wki_loop_run *r = &c->run;
     int64_t at = 1, last = 0, elements = 1;
-    bool row = row_operand(c, op), pad = !tidy && wkt_below(4) == 0, broadcast = is_load(c, op) && wkt_below(3) == 0;
+    bool row = row_operand(c, op), pad = !tidy && wkt_below(4) == 0,
+         broadcast = is_load(c, op) && wkt_below(3) == 0;
     bool strided = !tidy && is_load(c, op) && wkt_below(8) == 0;
     if (strided)
         at = 2;
@@ -97,7 +106,7 @@ static int64_t draw_strides(kcase *c, int op, const int *order, bool tidy) {
         elements *= r->size[d];
         at *= r->size[d];
         if (pad)
-            at += (int64_t)wkt_below(2) * 4 + (int64_t)wkt_below(4) / 3;
+            at += (int64_t)wkt_below(4) * 2 + (int64_t)wkt_below(4) / 3;
     }
     return elements ? last + 1 : 1;
 }
@@ -116,12 +125,24 @@ static void fill(void *p, uint8_t dtype, size_t bytes, bool odd) {
         double x = kind == 0 ? NAN : kind == 1 ? INFINITY : kind == 2 ? -0.0 : wkt_uniform(-3, 3);
         int64_t k = kind < 2 ? (int64_t)wkt_u64() : wkt_range(-6, 6);
         switch ((wk_dtype)dtype) {
-        case WK_F32: ((float *)p)[i] = (float)x; break;
-        case WK_F64: ((double *)p)[i] = x; break;
-        case WK_I32: ((int32_t *)p)[i] = (int32_t)k; break;
-        case WK_I64: ((int64_t *)p)[i] = k; break;
-        case WK_BOOL: ((uint8_t *)p)[i] = (uint8_t)(k & 1); break;
-        default: ((uint8_t *)p)[i] = (uint8_t)k; break;
+        case WK_F32:
+            ((float *)p)[i] = (float)x;
+            break;
+        case WK_F64:
+            ((double *)p)[i] = x;
+            break;
+        case WK_I32:
+            ((int32_t *)p)[i] = (int32_t)k;
+            break;
+        case WK_I64:
+            ((int64_t *)p)[i] = k;
+            break;
+        case WK_BOOL:
+            ((uint8_t *)p)[i] = (uint8_t)(k & 1);
+            break;
+        default:
+            ((uint8_t *)p)[i] = (uint8_t)k;
+            break;
         }
     }
 }
@@ -133,7 +154,8 @@ static bool same_strides(const wki_loop_run *r, int a, int b) {
     return r->opnd[a].dtype == r->opnd[b].dtype;
 }
 
-/* Strides and memory for every operand, each as far before its end as makes its start less aligned at times. */
+/* Strides and memory for every operand, each as far before its end as makes its start less aligned at
+   times. */
 static void draw_operands(kcase *c) {
     wki_loop_run *r = &c->run;
     int nop = c->prog.nload + c->prog.nstore, order[WKI_LOOP_MAX_DIMS] = {0}, mixed[WKI_LOOP_MAX_DIMS];
@@ -145,7 +167,8 @@ static void draw_operands(kcase *c) {
         mixed[d] = mixed[j];
         mixed[j] = t;
     }
-    bool all_mixed = wkt_below(4) == 0, plain = wkt_below(6) == 0, tidy = wkt_below(2), odd = wkt_below(4) == 0;
+    bool all_mixed = wkt_below(4) == 0, plain = wkt_below(6) == 0, tidy = wkt_below(2),
+         odd = wkt_below(4) == 0;
     for (int op = 0; op < nop; op++) {
         int64_t n = draw_strides(c, op, all_mixed || (!tidy && wkt_below(4) == 0) ? mixed : order, tidy);
         if (plain && !row_operand(c, op)) {
@@ -164,7 +187,9 @@ static void draw_operands(kcase *c) {
             if (!taken && same_strides(r, a, op) && wkt_below(2))
                 c->shares[op] = a;
         }
-        c->bytes[op] = ((size_t)(n > 0 ? n : 1) + wkt_below(3)) * item;
+        c->bytes[op] = (size_t)(n > 0 ? n : 1) * item;
+        if (wkt_below(8)) /* its start is then aligned too */
+            c->bytes[op] = (c->bytes[op] + 15) / 16 * 16;
         if (c->shares[op] >= 0) {
             c->want[op] = c->want[c->shares[op]];
             c->got[op] = c->got[c->shares[op]];
@@ -202,7 +227,7 @@ static void case_free(kcase *c) {
     wki_cu_kernel_text_free(&c->text);
 }
 
-/* ---- random programs ------------------------------------------------------------------------------------- */
+/* ---- random programs ----------------------------------------------------------------------------------- */
 
 static const struct {
     const char *signature;
@@ -276,23 +301,33 @@ static void draw_program(kcase *c, bool rows) {
                                   .a = (int16_t)op});
         mask[i] = t == WK_BOOL;
     }
-    add(c, (wki_inst){.code = WKI_L_CONST, .level = WKI_ROWV, .type = WKI_TF, .imm.f = (float)wkt_uniform(-2, 2)});
-    add(c, (wki_inst){.code = WKI_L_CONST, .level = WKI_ROWV, .type = WKI_TI, .imm.i = (int32_t)wkt_range(-3, 3)});
+    add(c, (wki_inst){
+               .code = WKI_L_CONST, .level = WKI_ROWV, .type = WKI_TF, .imm.f = (float)wkt_uniform(-2, 2)});
+    add(c, (wki_inst){
+               .code = WKI_L_CONST, .level = WKI_ROWV, .type = WKI_TI, .imm.i = (int32_t)wkt_range(-3, 3)});
     if (wkt_below(2))
         add(c, (wki_inst){.code = WKI_L_ARG, .level = WKI_ROWV, .type = WKI_TF, .a = p->narg++});
     if (wkt_below(2))
-        add(c, (wki_inst){.code = WKI_L_INDEX, .level = wkt_below(4) ? WKI_ELEM : WKI_ROWV, .type = WKI_TI,
+        add(c, (wki_inst){.code = WKI_L_INDEX,
+                          .level = wkt_below(4) ? WKI_ELEM : WKI_ROWV,
+                          .type = WKI_TI,
                           .a = (int16_t)wkt_below(3)});
     while (wkt_below(3) == 0 && p->nrng < 2)
-        add(c, (wki_inst){.code = WKI_L_RNG, .sub = wkt_below(2) ? WKI_P_NORMAL : WKI_P_UNIFORM,
-                          .level = wkt_below(5) ? WKI_ELEM : WKI_ROWV, .type = WKI_TF, .a = p->nrng++});
+        add(c, (wki_inst){.code = WKI_L_RNG,
+                          .sub = wkt_below(2) ? WKI_P_NORMAL : WKI_P_UNIFORM,
+                          .level = wkt_below(5) ? WKI_ELEM : WKI_ROWV,
+                          .type = WKI_TF,
+                          .a = p->nrng++});
     int n = 2 + (int)wkt_below(16), limit = MAX_PROGRAM - 8;
     for (int k = 0; k < n && p->ninst < limit; k++) {
         if (rows && wkt_below(3) == 0) {
             int v = pick(c, mask, wkt_below(4) ? 'F' : 'I', false);
             if (v >= 0)
-                add(c, (wki_inst){.code = WKI_L_REDUCE, .sub = (uint8_t)wkt_below(3), .level = WKI_ROWV,
-                                  .type = c->inst[v].type, .a = (int16_t)v});
+                add(c, (wki_inst){.code = WKI_L_REDUCE,
+                                  .sub = (uint8_t)wkt_below(3),
+                                  .level = WKI_ROWV,
+                                  .type = c->inst[v].type,
+                                  .a = (int16_t)v});
             p->has_reduce = 1;
         } else {
             static const uint8_t common[] = {WKI_P_ADD, WKI_P_SUB, WKI_P_MUL, WKI_P_MAX, WKI_P_LT, WKI_P_SEL};
@@ -303,7 +338,10 @@ static void draw_program(kcase *c, bool rows) {
     if (wkt_below(4) == 0) {
         int m = pick(c, mask, 'M', rows && wkt_below(2));
         if (m >= 0)
-            add(c, (wki_inst){.code = WKI_L_CHECK, .level = c->inst[m].level, .type = WKI_TI, .a = (int16_t)m,
+            add(c, (wki_inst){.code = WKI_L_CHECK,
+                              .level = c->inst[m].level,
+                              .type = WKI_TI,
+                              .a = (int16_t)m,
                               .imm.i = (int32_t)wkt_below(100)});
     }
     for (int j = 0; j < p->nstore; j++) {
@@ -315,8 +353,11 @@ static void draw_program(kcase *c, bool rows) {
         if (c->inst[v].code == WKI_L_STORE || c->inst[v].code == WKI_L_CHECK)
             v = 0;
         bool elem = c->inst[v].level == WKI_ELEM;
-        add(c, (wki_inst){.code = WKI_L_STORE, .level = elem || !row ? WKI_ELEM : WKI_ROWV,
-                          .type = c->inst[v].type, .a = (int16_t)(p->nload + j), .b = (int16_t)v});
+        add(c, (wki_inst){.code = WKI_L_STORE,
+                          .level = elem || !row ? WKI_ELEM : WKI_ROWV,
+                          .type = c->inst[v].type,
+                          .a = (int16_t)(p->nload + j),
+                          .b = (int16_t)v});
     }
 }
 
@@ -329,7 +370,37 @@ static void random_case(kcase *c) {
     snprintf(c->title, sizeof c->title, "random program of %d instructions", c->prog.ninst);
 }
 
-/* ---- programs of the op table ---------------------------------------------------------------------------- */
+/* Index and random numbers where four neighbours go together, in the logical order or another. */
+static void fours_case(kcase *c) {
+    static const int64_t sizes[] = {4, 8, 12, 20, 6, 10, 5};
+    int64_t size[3];
+    int nd = 1 + (int)wkt_below(3);
+    for (int d = 0; d < nd; d++)
+        size[d] = sizes[wkt_below(sizeof sizes / sizeof *sizes)];
+    wki_order_domain(&c->run, nd, size, 0);
+    c->prog.nload = 2;
+    c->prog.nstore = 1;
+    c->prog.nrng = 1;
+    for (int op = 0; op < 3; op++)
+        c->run.opnd[op].dtype = op && wkt_below(2) ? WK_F64 : WK_F32;
+    const wki_inst inst[] = {
+        {.code = WKI_L_LOAD, .type = WKI_TF, .a = 0},
+        {.code = WKI_L_LOAD, .type = WKI_TF, .a = 1},
+        {.code = WKI_L_INDEX, .type = WKI_TI, .a = (int16_t)wkt_below(3)},
+        {.code = WKI_L_PRIM, .sub = WKI_P_I2F, .type = WKI_TF, .a = 2, .b = -1, .c = -1},
+        {.code = WKI_L_RNG, .sub = wkt_below(2) ? WKI_P_UNIFORM : WKI_P_NORMAL, .type = WKI_TF},
+        {.code = WKI_L_PRIM, .sub = WKI_P_FMA, .type = WKI_TF, .a = 0, .b = 4, .c = 1},
+        {.code = WKI_L_PRIM, .sub = WKI_P_ADD, .type = WKI_TF, .a = 5, .b = wkt_below(2) ? 3 : 4, .c = -1},
+        {.code = WKI_L_STORE, .type = WKI_TF, .a = 2, .b = 6},
+    };
+    for (size_t i = 0; i < sizeof inst / sizeof *inst; i++)
+        add(c, inst[i]);
+    draw_numbers(c);
+    draw_operands(c);
+    snprintf(c->title, sizeof c->title, "index and random numbers");
+}
+
+/* ---- programs of the op table -------------------------------------------------------------------------- */
 
 static void op_case(kcase *c, const wki_op *op, int which) {
     const wki_loop *l = &op->loop[which];
@@ -340,7 +411,10 @@ static void op_case(kcase *c, const wki_op *op, int which) {
     for (int i = 0; i < l->ninst; i++) {
         const wki_inst *x = &l->inst[i];
         if (x->code == WKI_L_LOAD)
-            c->run.opnd[x->a].dtype = x->type == WKI_TF ? WK_F32 : in == 'B' ? WK_BOOL : wkt_below(2) ? WK_I64 : WK_U8;
+            c->run.opnd[x->a].dtype = x->type == WKI_TF ? WK_F32
+                                      : in == 'B'       ? WK_BOOL
+                                      : wkt_below(2)    ? WK_I64
+                                                        : WK_U8;
         else if (x->code == WKI_L_STORE)
             c->run.opnd[x->a].dtype = out == 'F' ? WK_F32 : out == 'B' ? WK_BOOL : WK_I64;
         if (!c->run.nred)
@@ -369,7 +443,7 @@ static void op_case_at(kcase *c, int k) {
     }
 }
 
-/* ---- compiling for the CPU ------------------------------------------------------------------------------- */
+/* ---- compiling for the CPU ----------------------------------------------------------------------------- */
 
 typedef struct text {
     char *s;
@@ -428,7 +502,8 @@ static void *build_for_cpu(const char *source, const char **why) {
         fprintf(f, "#include \"%s/cuda_on_cpu.h\"\n%s", wkt_dir(), source);
         fclose(f);
         snprintf(command, sizeof command,
-                 "cc -std=gnu17 -O0 -w -fPIC -shared -ffp-contract=off -fsanitize=alignment,bounds,integer-divide-by-zero "
+                 "cc -std=gnu17 -O0 -w -fPIC -shared -ffp-contract=off "
+                 "-fsanitize=alignment,bounds,integer-divide-by-zero "
                  "-fsanitize-undefined-trap-on-error -o %s %s",
                  so_file, c_file);
         if (system(command) == 0)
@@ -445,7 +520,7 @@ static void *build_for_cpu(const char *source, const char **why) {
     return lib;
 }
 
-/* ---- running --------------------------------------------------------------------------------------------- */
+/* ---- running ------------------------------------------------------------------------------------------- */
 
 typedef const char *(*runner)(const void *params, const unsigned long long *args, const unsigned *grid,
                               const unsigned *block, uint64_t seed);
@@ -453,8 +528,8 @@ typedef const char *(*runner)(const void *params, const unsigned long long *args
 enum { SLOT_POINTERS = 0, SLOT_VALUES = 32, SLOT_SEED = 60, SLOT_BASE, SLOT_FAULT, SLOTS };
 
 /* Operands alternately by slot and by address. */
-static void bind_case(kcase *c, wki_cu_operand *opnd, int32_t *val, int32_t *rel, wki_cu_bind *b, unsigned long long *args,
-                      int first_slot) {
+static void bind_case(kcase *c, wki_cu_operand *opnd, int32_t *val, int32_t *rel, wki_cu_bind *b,
+                      unsigned long long *args, int first_slot) {
     for (int op = 0; op < c->prog.nload + c->prog.nstore; op++) {
         uint64_t at = (uint64_t)(uintptr_t)c->got[op];
         bool slot = wkt_below(2);
@@ -603,6 +678,15 @@ TEST(emit_cuda, random_programs_equal_the_reference) {
     }
 }
 
+TEST(emit_cuda, fours_equal_the_reference) {
+    enum { N = 150 };
+    kcase *c = new_cases(N);
+    for (int i = 0; i < N; i++)
+        fours_case(&c[i]);
+    check_cases(c, N);
+    free(c);
+}
+
 TEST(emit_cuda, ops_equal_the_reference) {
     int n = op_programs();
     for (int turn = 0; turn < (wkt_quick() ? 1 : 3); turn++) {
@@ -612,4 +696,270 @@ TEST(emit_cuda, ops_equal_the_reference) {
         check_cases(c, n);
         free(c);
     }
+}
+
+/* Offsets beyond 32 bits: bytes far apart in memory that is reserved and not used. */
+TEST(emit_cuda, wide_strides) {
+    const int64_t far = (int64_t)1 << 30, near[] = {40, 1500};
+    uint8_t *memory = mmap(NULL, (size_t)far * 3, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED)
+        SKIP("no address space for strides of 1 GiB");
+    enum { N = 16 };
+    kcase *c = new_cases(N);
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < 2000; i++)
+            memory[k * far + i] = (uint8_t)wkt_u64();
+    for (int i = 0; i < N; i++) {
+        int64_t size[2] = {3, near[i / 4 % 2]};
+        uint32_t red = (uint32_t)i % 4;
+        wki_order_domain(&c[i].run, 2, size, red);
+        c[i].prog = (wki_loop){.nload = 1, .nstore = 1, .nrng = 1};
+        add(&c[i], (wki_inst){.code = WKI_L_LOAD, .type = WKI_TI});
+        int v =
+            add(&c[i],
+                (wki_inst){.code = WKI_L_PRIM, .sub = WKI_P_I2F, .type = WKI_TF, .a = 0, .b = -1, .c = -1});
+        if (i >= N / 2) {
+            int rng = add(&c[i], (wki_inst){.code = WKI_L_RNG, .sub = WKI_P_UNIFORM, .type = WKI_TF});
+            v = add(&c[i], (wki_inst){.code = WKI_L_PRIM,
+                                      .sub = WKI_P_ADD,
+                                      .type = WKI_TF,
+                                      .a = (int16_t)v,
+                                      .b = (int16_t)rng,
+                                      .c = -1});
+        }
+        if (red)
+            v = add(&c[i], (wki_inst){.code = WKI_L_REDUCE,
+                                      .sub = WKI_R_SUM,
+                                      .level = WKI_ROWV,
+                                      .type = WKI_TF,
+                                      .a = (int16_t)v});
+        add(&c[i], (wki_inst){.code = WKI_L_STORE,
+                              .level = red ? WKI_ROWV : WKI_ELEM,
+                              .type = WKI_TF,
+                              .a = 1,
+                              .b = (int16_t)v});
+        c[i].run.opnd[0].dtype = WK_U8;
+        c[i].run.opnd[1].dtype = WK_F32;
+        draw_numbers(&c[i]);
+        draw_operands(&c[i]);
+        wkt_guarded_free(c[i].want[0], c[i].bytes[0]);
+        wkt_guarded_free(c[i].got[0], c[i].bytes[0]);
+        c[i].want[0] = c[i].got[0] = memory;
+        c[i].shares[0] = 0; /* not the case's own */
+        for (int d = 0; d < 2; d++)
+            c[i].run.opnd[0].stride[d] = c[i].run.logical[d] ? 1 : far;
+        snprintf(c[i].title, sizeof c[i].title, "wide strides, mask %u", red);
+    }
+    check_cases(c, N);
+    free(c);
+    munmap(memory, (size_t)far * 3);
+}
+
+/* ---- many tensors -------------------------------------------------------------------------------------- */
+
+enum { MAX_TENSORS = 24 };
+
+/* One launch for all tensors against the reference tensor by tensor. */
+static void check_multi(kcase *c, int n) {
+    text t = {0};
+    const char *why = NULL;
+    wki_cu_loop_params params;
+    wki_cu_operand opnd[MAX_TENSORS][MAX_OPERANDS];
+    wki_cu_bind bind[MAX_TENSORS];
+    int32_t val[MAX_NUMBERS], rel[MAX_NUMBERS];
+    unsigned long long args[SLOTS + MAX_TENSORS * MAX_OPERANDS] = {0};
+    const wki_loop_run *run[MAX_TENSORS];
+    for (int i = 0; i < n; i++) {
+        run[i] = &c[i].run;
+        CHECK(wki_cu_multi_joins(run[0], run[i]));
+        bind_case(&c[i], opnd[i], val, rel, &bind[i], args, SLOTS + i * MAX_OPERANDS);
+        if (i)
+            bind[i].val_slot = bind[i].rng_rel = NULL;
+    }
+    for (int i = 0; i < MAX_NUMBERS; i++)
+        memcpy(&args[val[i]], &c[0].val[i], 8);
+    args[SLOT_FAULT] = (unsigned long long)(uintptr_t)&c[0].got_fault;
+    uint64_t *table = wkt_guarded(wki_cu_multi_words(&c[0].prog, n) * 8);
+    if (!table || !wki_emit_cuda_multi(run[0], &c[0].text, &why) ||
+        !wki_cu_multi_fill(run, bind, n, (uint64_t)(uintptr_t)table, table, &params, &why)) {
+        FAIL("%s: %s", c[0].title, why);
+        return;
+    }
+    append_program(&t, c, 1, true);
+    void *lib = build_for_cpu(t.s, &why);
+    free(t.s);
+    if (lib) {
+        char symbol[64];
+        snprintf(symbol, sizeof symbol, "%s_run", c[0].text.name);
+        runner launch = (runner)dlsym(lib, symbol);
+        if (CHECK(launch != NULL) && params.grid[0])
+            CHECK(launch(params.data, args, params.grid, params.block, wkt_u64()) == NULL);
+        for (int i = 0; i < n; i++)
+            if (run_reference(&c[i]))
+                compare(&c[i]);
+        dlclose(lib);
+    }
+    wkt_guarded_free(table, wki_cu_multi_words(&c[0].prog, n) * 8);
+    if (!lib)
+        SKIP("%s", why);
+}
+
+/* Sizes from nothing to several chunks; values in place, as optimizers have them. */
+static void multi_cases(kcase *c, int n, const wki_op *op) {
+    for (int i = 0; i < n; i++) {
+        int64_t size[2] = {(int64_t)wkt_below(3) ? draw_size() : (int64_t)wkt_below(130),
+                           (int64_t)wkt_below(100)};
+        wki_order_domain(&c[i].run, 2, size, 0);
+        c[i].prog = op->loop[0];
+        memcpy(c[i].inst, op->loop[0].inst, (size_t)op->loop[0].ninst * sizeof(wki_inst));
+        draw_numbers(&c[i]);
+        c[i].run.arg = c[0].arg;
+        c[i].run.seed = c[0].run.seed;
+        for (int o = 0; o < c[i].prog.nload + c[i].prog.nstore; o++) {
+            c[i].run.opnd[o].dtype = WK_F32;
+            c[i].run.opnd[o].stride[0] = size[1];
+            c[i].run.opnd[o].stride[1] = 1;
+            size_t items = (size_t)(size[0] * size[1]) + wkt_below(3);
+            c[i].bytes[o] = wkt_below(4) ? (items * 4 + 15) / 16 * 16 : items * 4;
+            c[i].shares[o] = o < c[i].prog.nload ? -1 : wki_store_role(op, o - c[i].prog.nload);
+            if (c[i].shares[o] >= 0) {
+                c[i].want[o] = c[i].want[c[i].shares[o]];
+                c[i].got[o] = c[i].got[c[i].shares[o]];
+                c[i].bytes[o] = c[i].bytes[c[i].shares[o]];
+                continue;
+            }
+            c[i].want[o] = new_memory(c[i].bytes[o]);
+            c[i].got[o] = new_memory(c[i].bytes[o]);
+            fill(c[i].want[o], WK_F32, c[i].bytes[o], false);
+            memcpy(c[i].got[o], c[i].want[o], c[i].bytes[o]);
+        }
+        snprintf(c[i].title, sizeof c[i].title, "%s, tensor %d", op->name, i);
+    }
+}
+
+TEST(emit_cuda, many_tensors_in_one_launch) {
+    for (int i = 0; i < wki_op_count; i++) {
+        const wki_op *op = &wki_ops[i];
+        if (op->nin >= 0 || !op->loop || !op->writes)
+            continue;
+        int n = 1 + (int)wkt_below(MAX_TENSORS);
+        kcase *c = new_cases(n);
+        multi_cases(c, n, op);
+        check_multi(c, n);
+        for (int k = 0; k < n; k++)
+            case_free(&c[k]);
+        free(c);
+    }
+}
+
+/* ---- the compiler for CUDA ----------------------------------------------------------------------------- */
+
+static void compile(wki_nvrtc *rtc, const char *source, const char *arch) {
+    wki_cu_error err = {0};
+    wki_nvrtc_binary binary;
+    const wki_nvrtc_source s = {.text = source, .name = "kernels", .arch = arch};
+    if (wki_nvrtc_compile(rtc, &s, &binary, &err))
+        FAIL("%s: %s", arch, err.text);
+    else
+        CHECK(binary.size > 0);
+    wki_nvrtc_binary_free(&binary);
+}
+
+TEST(emit_cuda, nvrtc_compiles_every_kernel) {
+    wki_nvrtc *rtc = NULL;
+    wki_cu_error err = {0};
+    if (wki_nvrtc_open(NULL, 0, &rtc, &err))
+        SKIP("%s", err.text);
+    int ops = wkt_quick() ? 0 : op_programs(), n = ops + 30;
+    kcase *c = new_cases(n);
+    text t = {0};
+    const char *why = NULL;
+    for (int i = 0; i < n; i++) {
+        if (i < ops)
+            op_case_at(&c[i], i);
+        else
+            random_case(&c[i]);
+        if (!wki_emit_cuda(&c[i].run, &c[i].text, &why))
+            FAIL("%s: %s", c[i].title, why);
+    }
+    append_program(&t, c, n, false);
+    compile(rtc, t.s, "sm_80");
+    compile(rtc, t.s, "sm_90");
+    free(t.s);
+    for (int i = 0; i < n; i++)
+        case_free(&c[i]);
+    free(c);
+    wki_nvrtc_close(rtc);
+}
+
+/* ---- texts --------------------------------------------------------------------------------------------- */
+
+/* The text of an op on contiguous operands of the given sizes. */
+static uint64_t text_of(const char *op, int64_t n, int64_t d) {
+    kcase *c = new_cases(1);
+    uint64_t hash = 0;
+    for (int i = 0; i < wki_op_count; i++)
+        if (!strcmp(wki_ops[i].name, op)) {
+            const wki_loop *l = wki_ops[i].loop;
+            wki_order_domain(&c->run, 2, (int64_t[]){n, d}, wki_ops[i].klass == WKI_ROW ? 2 : 0);
+            c->run.prog = l;
+            for (int o = 0; o < l->nload + l->nstore; o++) {
+                c->run.opnd[o].dtype = WK_F32;
+                c->run.opnd[o].stride[0] = d;
+                c->run.opnd[o].stride[1] = 1;
+            }
+            const char *why = NULL;
+            CHECK(wki_emit_cuda(&c->run, &c->text, &why));
+            hash = c->text.hash;
+            wki_cu_kernel_text_free(&c->text);
+        }
+    free(c);
+    return hash;
+}
+
+TEST(emit_cuda, texts_do_not_depend_on_sizes) {
+    CHECK(text_of("add", 3, 5) == text_of("add", 1000, 777));
+    CHECK(text_of("add", 3, 5) != text_of("mul", 3, 5));
+    CHECK(text_of("softmax", 7, 130) == text_of("softmax", 900, 200));
+    CHECK(text_of("softmax", 7, 130) != text_of("softmax", 7, 500));
+    CHECK(text_of("softmax", 7, 2000) == text_of("softmax", 3, 50000));
+}
+
+TEST(emit_cuda, survives_a_full_heap) {
+    kcase *c = new_cases(1);
+    const char *why = NULL;
+    op_case_at(c, 0);
+    int64_t live = wki_alloc_live();
+    for (int64_t n = 1;; n++) {
+        wki_alloc_fail_once(n);
+        bool ok = wki_emit_cuda(&c->run, &c->text, &why);
+        wki_alloc_fail_once(0);
+        if (ok)
+            break;
+        CHECK_STR(why, "no host memory for a kernel's text");
+        CHECK(c->text.src == NULL);
+        CHECK_EQ_I(wki_alloc_live(), live);
+    }
+    case_free(c);
+    free(c);
+}
+
+TEST(emit_cuda, refuses_what_it_does_not_know) {
+    kcase *c = new_cases(1);
+    const char *why = NULL;
+    op_case_at(c, 0);
+    uint8_t dtype = c->run.opnd[0].dtype;
+    c->run.opnd[0].dtype = WK_DTYPE_COUNT;
+    CHECK(!wki_emit_cuda(&c->run, &c->text, &why));
+    CHECK_STR(why, "a dtype that CUDA loops do not know");
+    c->run.opnd[0].dtype = WK_I32; /* read as a float */
+    CHECK(!wki_emit_cuda(&c->run, &c->text, &why));
+    CHECK_STR(why, "a loop program does not fit its operands' dtypes");
+    c->run.opnd[0].dtype = dtype;
+    c->inst[c->prog.ninst - 1].b = c->prog.ninst;
+    CHECK(!wki_emit_cuda(&c->run, &c->text, &why));
+    CHECK_STR(why, "a loop program uses a value before it is made");
+    case_free(c);
+    free(c);
 }

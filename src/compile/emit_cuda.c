@@ -1,6 +1,6 @@
-/* Prints loop programs as CUDA C (emit_cuda.h). Values become locals: u<i> for what is the same everywhere, r<i> for one
- * row, v<i> for one element, and k<i>[] where an element's value is kept from one pass over the row to a later one. Calls
- * base and core. */
+/* Prints loop programs as CUDA C (emit_cuda.h). Values become locals: u<i> for what is the same everywhere,
+ * r<i> for one row, v<i> for one element, and k<i>[] where an element's value is kept from one pass over the
+ * row to a later one. Calls base and core. */
 #include "compile/emit_cuda.h"
 
 #include "base/hash.h"
@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- text ---------------------------------------------------------------------------------------------------------- */
+/* ---- text ---------------------------------------------------------------------------------------------- */
 
 static void vput(emitter *e, const char *format, va_list ap) {
     va_list again;
@@ -65,22 +65,20 @@ name wki_cu_named(const char *format, ...) {
     return n;
 }
 
-/* ---- parameters ---------------------------------------------------------------------------------------------------- */
+/* ---- parameters ---------------------------------------------------------------------------------------- */
 
 name wki_cu_wide_param(const emitter *e, bool is_signed, int at) {
     const char *type = is_signed ? e->S : e->U;
     return e->s.wide ? wki_cu_named("(%s)p.q[%d]", type, at) : wki_cu_named("(%s)p.d[%d]", type, at);
 }
 
-static name size_param(const emitter *e, int d) {
-    return wki_cu_wide_param(e, false, e->l.size + d);
-}
+static name size_param(const emitter *e, int d) { return wki_cu_wide_param(e, false, e->l.size + d); }
 
 static name stride_param(const emitter *e, int op, int d) {
     return wki_cu_wide_param(e, true, e->l.stride + op * wki_cu_dims(&e->s) + d);
 }
 
-/* ---- indices and places -------------------------------------------------------------------------------------------- */
+/* ---- indices and places -------------------------------------------------------------------------------- */
 
 void wki_cu_split_index(emitter *e, const char *from, int first, int last) {
     if (last - first == 1) {
@@ -155,7 +153,7 @@ void wki_cu_put_logical(emitter *e, const char *var, int last, const char *linea
     PUT(last ? ";\n" : "0;\n");
 }
 
-/* ---- values -------------------------------------------------------------------------------------------------------- */
+/* ---- values -------------------------------------------------------------------------------------------- */
 
 static const struct prim {
     const char *name, *signature;
@@ -171,11 +169,16 @@ const char *wki_cu_reduce_name(const wki_inst *in) {
 
 static const char *dtype_type(uint8_t dtype) {
     switch ((wk_dtype)dtype) {
-    case WK_F32: return "float";
-    case WK_F64: return "double";
-    case WK_I32: return "int";
-    case WK_I64: return "WK_I64";
-    default: return "unsigned char";
+    case WK_F32:
+        return "float";
+    case WK_F64:
+        return "double";
+    case WK_I32:
+        return "int";
+    case WK_I64:
+        return "WK_I64";
+    default:
+        return "unsigned char";
     }
 }
 
@@ -212,7 +215,8 @@ static void put_value(emitter *e, int i) {
         break;
     }
     case WKI_L_REDUCE: /* over one element */
-        PUT("wkl_%s(wkl_id_%s(), %s)", wki_cu_reduce_name(in), wki_cu_reduce_name(in), wki_cu_value(e, in->a).s);
+        PUT("wkl_%s(wkl_id_%s(), %s)", wki_cu_reduce_name(in), wki_cu_reduce_name(in),
+            wki_cu_value(e, in->a).s);
         break;
     case WKI_L_INDEX: {
         int d = in->a >= 0 && in->a <= WKI_LOOP_MAX_DIMS ? e->s.index_dim[in->a] : -1;
@@ -233,7 +237,8 @@ static void put_value(emitter *e, int i) {
         else
             PUT("wkc_%s(seed, seq%d, %s)", prims[in->sub].name, in->a, row ? "G" : "g");
         break;
-    default: break;
+    default:
+        break;
     }
 }
 
@@ -248,7 +253,8 @@ void wki_cu_define_value(emitter *e, int i) {
 
 void wki_cu_put_store(emitter *e, const wki_inst *in, const char *where) {
     const char *t = wki_cu_dtype_suffix(e->r->opnd[in->a].dtype);
-    LINE("%s = wkl_to_%s_%c(%s);", where, t, inst(e, in->b)->type == WKI_TF ? 'f' : 'i', wki_cu_value(e, in->b).s);
+    LINE("%s = wkl_to_%s_%c(%s);", where, t, inst(e, in->b)->type == WKI_TF ? 'f' : 'i',
+         wki_cu_value(e, in->b).s);
 }
 
 void wki_cu_put_check(emitter *e, const wki_inst *in, const char *guard) {
@@ -256,7 +262,7 @@ void wki_cu_put_check(emitter *e, const wki_inst *in, const char *guard) {
     LINE("    wkl_fault(args, p.d[%d], %d);", e->l.fault, in->imm.i + 1);
 }
 
-/* ---- what all kernels begin with ----------------------------------------------------------------------------------- */
+/* ---- what all kernels begin with ----------------------------------------------------------------------- */
 
 void wki_cu_put_pointers(emitter *e) {
     for (int i = 0; i < e->s.nop; i++) {
@@ -264,8 +270,8 @@ void wki_cu_put_pointers(emitter *e) {
             continue;
         const char *type = dtype_type(e->r->opnd[i].dtype), *c = i < e->p->nload ? "const " : "";
         if (e->s.kind == WKI_CU_MULTI)
-            LINE("%s%s *p%d = (%s%s *)wkl_at(args, entry[%d], (int)entry[%d]) + chunk;", c, type, i, c, type, 1 + 2 * i,
-                 2 + 2 * i);
+            LINE("%s%s *p%d = (%s%s *)wkl_at(args, entry[%d], (int)entry[%d]) + chunk;", c, type, i, c, type,
+                 1 + 2 * i, 2 + 2 * i);
         else
             LINE("%s%s *p%d = (%s%s *)wkl_at(args, p.q[%d], p.d[%d]);", c, type, i, c, type, e->l.base + i,
                  e->l.slot + i);
@@ -291,12 +297,12 @@ void wki_cu_put_uniforms(emitter *e) {
     for (int i = 0; i < e->p->ninst; i++)
         if (e->live[i] && inst(e, i)->code == WKI_L_RNG && !(seen >> (inst(e, i)->a & 63) & 1)) {
             seen |= (uint64_t)1 << (inst(e, i)->a & 63);
-            LINE("const WK_U64 seq%d = args[p.d[%d]] + (WK_U64)(WK_I64)p.d[%d];", inst(e, i)->a, e->l.rng_base,
-                 e->l.rng + inst(e, i)->a);
+            LINE("const WK_U64 seq%d = args[p.d[%d]] + (WK_U64)(WK_I64)p.d[%d];", inst(e, i)->a,
+                 e->l.rng_base, e->l.rng + inst(e, i)->a);
         }
 }
 
-/* ---- a thread per element ------------------------------------------------------------------------------------------ */
+/* ---- a thread per element ------------------------------------------------------------------------------ */
 
 /* The element with index i of the domain, or with `four` it and the next three. */
 static void put_each(emitter *e, const uint8_t *need) {
@@ -361,10 +367,11 @@ static void put_each(emitter *e, const uint8_t *need) {
     LINE("}");
     for (int i = 0; i < e->p->ninst; i++) {
         const wki_inst *in = inst(e, i);
-        if (in->code == WKI_L_STORE && e->s.move[in->a] == WKI_CU_STILL) /* written over: the last one stays */
+        if (in->code == WKI_L_STORE && e->s.move[in->a] == WKI_CU_STILL) /* the last one stays */
             LINE("p%d[o%d] = y%d[3];", in->a, in->a, i);
         else if (in->code == WKI_L_STORE)
-            LINE("wkl_st4_%s(p%d + o%d, y%d);", wki_cu_dtype_suffix(e->r->opnd[in->a].dtype), in->a, in->a, i);
+            LINE("wkl_st4_%s(p%d + o%d, y%d);", wki_cu_dtype_suffix(e->r->opnd[in->a].dtype), in->a, in->a,
+                 i);
     }
 }
 
@@ -398,7 +405,8 @@ static void put_each_kernel(emitter *e) {
         LINE("const unsigned step = blockDim.x, me = threadIdx.x;");
     } else {
         LINE("const %s n = %s;", U, wki_cu_wide_param(e, false, e->l.nrow).s);
-        LINE("const %s step = (%s)gridDim.x * blockDim.x, me = (%s)blockIdx.x * blockDim.x + threadIdx.x;", U, U, U);
+        LINE("const %s step = (%s)gridDim.x * blockDim.x, me = (%s)blockIdx.x * blockDim.x + threadIdx.x;", U,
+             U, U);
     }
     wki_cu_put_pointers(e);
     wki_cu_put_uniforms(e);
@@ -418,7 +426,7 @@ static void put_each_kernel(emitter *e) {
     LINE("}");
 }
 
-/* ---- entry points -------------------------------------------------------------------------------------------------- */
+/* ---- entry points -------------------------------------------------------------------------------------- */
 
 static int threads_of(wki_cu_kind kind) {
     return kind == WKI_CU_EACH || kind == WKI_CU_MULTI ? WKI_CU_THREADS
@@ -429,7 +437,8 @@ static int threads_of(wki_cu_kind kind) {
 /* Heads the body with the parameter struct and the kernel's name, which is the hash of both. */
 static bool finish(emitter *e, wki_cu_kernel_text *out) {
     char head[160];
-    int n = snprintf(head, sizeof head, "{ unsigned long long q[%d]; int d[%d]; } %d", e->l.nq, e->l.nd, threads_of(e->s.kind));
+    int n = snprintf(head, sizeof head, "{ unsigned long long q[%d]; int d[%d]; } %d", e->l.nq, e->l.nd,
+                     threads_of(e->s.kind));
     if (e->nomem)
         return false;
     out->hash = wki_hash(e->text, e->len, wki_hash(head, (size_t)n, 0));
@@ -490,7 +499,8 @@ void wki_cu_kernel_text_free(wki_cu_kernel_text *t) {
 }
 
 char *wki_emit_cuda_prelude(void) {
-    const char *const part[] = {wki_embed_prims_prelude_cuh, wki_embed_prim_math_inc, wki_embed_loop_prelude_cuh};
+    const char *const part[] = {wki_embed_prims_prelude_cuh, wki_embed_prim_math_inc,
+                                wki_embed_loop_prelude_cuh};
     size_t len = 0, n[3];
     for (int i = 0; i < 3; i++)
         len += n[i] = strlen(part[i]);

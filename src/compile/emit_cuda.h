@@ -1,17 +1,20 @@
-/* CUDA C for loop programs: the text of a kernel and, apart from it, the parameters of one launch. May call base only; needs
- * neither a driver nor a device.
+/* CUDA C for loop programs: the text of a kernel and, apart from it, the parameters of one launch. May call
+ * base and core; needs neither a driver nor a device.
  *
- * A text depends on the program, the operands' dtypes, how many dimensions are left once those that can be walked as one are
- * merged, which operands are contiguous or do not move along the innermost one, row or column reduction, the bucket of the
- * row length and the index width. Sizes, strides and addresses reach a kernel through its parameters. So one text serves
- * many shapes; texts are named by their hash, and several can share one program after wki_emit_cuda_prelude().
+ * A text depends on the program, the operands' dtypes, how many dimensions are left once those that can be
+ * walked as one are merged, which operands are contiguous or do not move along the innermost one, row or
+ * column reduction, the bucket of the row length and the index width. Sizes, strides and addresses reach a
+ * kernel through its parameters. So one text serves many shapes; texts are named by their hash, and several
+ * can share one program after wki_emit_cuda_prelude().
  *
- * Every kernel has two parameters: the block of bytes in wki_cu_loop_params, by value, and the device address of the
- * argument block, an array of 64-bit words. Each launch reads pointers, VALUE attributes (as doubles), seed and RNG base
- * from the argument block: nothing in the parameters changes from one run of a plan to the next.
+ * Every kernel has two parameters: the block of bytes in wki_cu_loop_params, by value, and the device address
+ * of the argument block, an array of 64-bit words. Each launch reads pointers, VALUE attributes (as doubles),
+ * seed and RNG base from the argument block: nothing in the parameters changes from one run of a plan to the
+ * next.
  *
- * Results equal wki_loop_reference to the bit, reductions too: every kernel follows the canonical tree, which depends on
- * `col` and the RED sizes alone. What loads a place and what stores to it may be the same memory, element for element.
+ * Results equal wki_loop_reference to the bit, reductions too: every kernel follows the canonical tree, which
+ * depends on `col` and the RED sizes alone. What loads a place and what stores to it may be the same memory,
+ * element for element.
  */
 #ifndef WKI_EMIT_CUDA_H
 #define WKI_EMIT_CUDA_H
@@ -24,7 +27,8 @@ typedef struct wki_cu_kernel_text {
     char name[32]; /* the extern "C" kernel */
 } wki_cu_kernel_text;
 
-/* Where the element at domain index 0 of an operand is: at base, or at argument-block word `slot` plus base bytes. */
+/* Where the element at domain index 0 of an operand is: at base, or at argument-block word `slot` plus base
+   bytes. */
 typedef struct wki_cu_operand {
     uint64_t base;
     int32_t slot; /* < 0: base is the address */
@@ -47,8 +51,8 @@ typedef struct wki_cu_loop_params {
     _Alignas(8) unsigned char data[WKI_CU_PARAM_BYTES];
 } wki_cu_loop_params;
 
-/* Below, of a run only prog, ndim, nred, col, size, logical and the operands' dtypes and strides are read. A function that
- * returns false sets *why to a constant text. */
+/* Below, of a run only prog, ndim, nred, col, size, logical and the operands' dtypes and strides are read. A
+ * function that returns false sets *why to a constant text. */
 
 /* Head of every program that holds kernels. Heap; NULL when out of memory. */
 char *wki_emit_cuda_prelude(void);
@@ -57,23 +61,25 @@ bool wki_emit_cuda(const wki_loop_run *r, wki_cu_kernel_text *out, const char **
 void wki_cu_kernel_text_free(wki_cu_kernel_text *t);
 
 /* Parameters for the kernel that wki_emit_cuda prints for r. */
-bool wki_cu_loop_params_fill(const wki_loop_run *r, const wki_cu_bind *b, wki_cu_loop_params *out, const char **why);
+bool wki_cu_loop_params_fill(const wki_loop_run *r, const wki_cu_bind *b, wki_cu_loop_params *out,
+                             const char **why);
 
-/* ---- one launch for many tensors ----------------------------------------------------------------------------------- */
+/* ---- one launch for many tensors ----------------------------------------------------------------------- */
 
-/* Can r's tensor be in one launch with first's (which may be r itself)? No reduction, no INDEX, all operands contiguous,
- * programs and dtypes the same. */
+/* Can r's tensor be in one launch with first's (which may be r itself)? No reduction, no INDEX, all operands
+ * contiguous, programs and dtypes the same. */
 bool wki_cu_multi_joins(const wki_loop_run *first, const wki_loop_run *r);
 
 /* The kernel depends on program and dtypes alone. */
 bool wki_emit_cuda_multi(const wki_loop_run *first, wki_cu_kernel_text *out, const char **why);
 
-/* 64-bit words of the table of n tensors, which the caller puts into device memory (it does not change from run to run). */
+/* 64-bit words of the table of n tensors, which the caller puts into device memory (it does not change from
+   run to run). */
 size_t wki_cu_multi_words(const wki_loop *prog, int n);
 
-/* Fills the table, and the parameters for a table at device address `at`. Slots other than those of operands are taken from
- * the first tensor's bind: they are shared. */
-bool wki_cu_multi_fill(const wki_loop_run *const *r, const wki_cu_bind *b, int n, uint64_t at, uint64_t *table,
-                       wki_cu_loop_params *out, const char **why);
+/* Fills the table, and the parameters for a table at device address `at`. Slots other than those of operands
+ * are taken from the first tensor's bind: they are shared. */
+bool wki_cu_multi_fill(const wki_loop_run *const *r, const wki_cu_bind *b, int n, uint64_t at,
+                       uint64_t *table, wki_cu_loop_params *out, const char **why);
 
 #endif

@@ -1,11 +1,12 @@
-/* What the files of the CUDA emitter share: emit_cuda_shape.c (domains and parameters), emit_cuda_program.c (what a program
- * computes when), emit_cuda.c (text in general; a thread per element) and emit_cuda_rows.c (kernels of rows). */
+/* What the files of the CUDA emitter share: emit_cuda_shape.c (domains and parameters), emit_cuda_program.c
+ * (what a program computes when), emit_cuda.c (text in general; a thread per element) and emit_cuda_rows.c
+ * (kernels of rows). */
 #ifndef WKI_EMIT_CUDA_PRIVATE_H
 #define WKI_EMIT_CUDA_PRIVATE_H
 
 #include "compile/emit_cuda.h"
 
-/* ---- what text and parameters agree on (emit_cuda_shape.c) --------------------------------------------------------- */
+/* ---- what text and parameters agree on (emit_cuda_shape.c) --------------------------------------------- */
 
 typedef enum wki_cu_kind {
     WKI_CU_EACH,  /* no rows: a thread per element, or per four */
@@ -49,8 +50,8 @@ typedef struct wki_cu_shape {
     int chunks;      /* WARP: of 32 columns each, that hold a row */
 } wki_cu_shape;
 
-/* Places in the kernel's parameter struct { unsigned long long q[nq]; int d[nd]; }; sizes, strides and weights are in q
- * when wide, else in d. */
+/* Places in the kernel's parameter struct { unsigned long long q[nq]; int d[nd]; }; sizes, strides and
+ * weights are in q when wide, else in d. */
 typedef struct wki_cu_layout {
     int nq, nd;
     int base, slot; /* of operand 0; MULTI: base is the table's address, slot the number of tensors */
@@ -61,14 +62,12 @@ typedef struct wki_cu_layout {
 
 void wki_cu_shape_of(const wki_loop_run *r, bool multi, wki_cu_shape *s);
 void wki_cu_layout_of(const wki_loop *p, const wki_cu_shape *s, wki_cu_layout *l);
-static inline int wki_cu_dims(const wki_cu_shape *s) {
-    return s->nk + s->nr;
-}
+static inline int wki_cu_dims(const wki_cu_shape *s) { return s->nk + s->nr; }
 
-/* ---- programs (emit_cuda_program.c) -------------------------------------------------------------------------------- */
+/* ---- programs (emit_cuda_program.c) -------------------------------------------------------------------- */
 
-/* A kernel in the making. A pass walks the columns of a row once. Pass p = 1 .. npass ends in the reductions that need those
- * of pass p - 1; pass npass + 1 stores. */
+/* A kernel in the making. A pass walks the columns of a row once. Pass p = 1 .. npass ends in the reductions
+ * that need those of pass p - 1; pass npass + 1 stores. */
 typedef struct wki_cu_emitter {
     const wki_loop_run *r;
     const wki_loop *p;
@@ -82,45 +81,33 @@ typedef struct wki_cu_emitter {
     int indent;
     int npass;
     uint8_t live[WKI_LOOP_MAX_INST]; /* needed by a store or a check */
-    uint8_t pass[WKI_LOOP_MAX_INST]; /* of a value: the last pass whose reductions it depends on; of a REDUCE: its own */
+    uint8_t pass[WKI_LOOP_MAX_INST]; /* of a REDUCE: its own; of a value: of the last REDUCE behind it, or 0 */
     uint8_t done[WKI_LOOP_MAX_INST]; /* keeping: pass that computes an element's value */
     uint8_t kept[WKI_LOOP_MAX_INST]; /* keeping: a later pass uses it */
     bool keep;                       /* a row is held in registers */
     bool four;                       /* printing four elements at a time */
 } emitter;
 
-static inline const wki_inst *inst(const emitter *e, int i) {
-    return &e->p->inst[i];
-}
+static inline const wki_inst *inst(const emitter *e, int i) { return &e->p->inst[i]; }
 
 static inline bool rows(const emitter *e) {
     return e->s.kind == WKI_CU_WARP || e->s.kind == WKI_CU_BLOCK || e->s.kind == WKI_CU_COL;
 }
 
-static inline bool uniform(const wki_inst *in) {
-    return in->code == WKI_L_CONST || in->code == WKI_L_ARG;
-}
+static inline bool uniform(const wki_inst *in) { return in->code == WKI_L_CONST || in->code == WKI_L_ARG; }
 
-static inline bool acts(const wki_inst *in) {
-    return in->code == WKI_L_STORE || in->code == WKI_L_CHECK;
-}
+static inline bool acts(const wki_inst *in) { return in->code == WKI_L_STORE || in->code == WKI_L_CHECK; }
 
 /* A value, or action, of the row rather than the element. */
 static inline bool of_row(const emitter *e, const wki_inst *in) {
     return rows(e) && !uniform(in) && in->level == WKI_ROWV;
 }
 
-static inline bool of_elem(const emitter *e, const wki_inst *in) {
-    return !uniform(in) && !of_row(e, in);
-}
+static inline bool of_elem(const emitter *e, const wki_inst *in) { return !uniform(in) && !of_row(e, in); }
 
-static inline const char *type_name(const wki_inst *in) {
-    return in->type == WKI_TF ? "float" : "int";
-}
+static inline const char *type_name(const wki_inst *in) { return in->type == WKI_TF ? "float" : "int"; }
 
-static inline char type_letter(const wki_inst *in) {
-    return in->type == WKI_TF ? 'f' : 'i';
-}
+static inline char type_letter(const wki_inst *in) { return in->type == WKI_TF ? 'f' : 'i'; }
 
 /* Liveness and passes; false with e->why set where the program breaks a rule. */
 bool wki_cu_analyse(emitter *e);
@@ -136,7 +123,7 @@ bool wki_cu_needed(const emitter *e, int p, uint8_t need[WKI_LOOP_MAX_INST]);
 int wki_cu_pass_cost(const emitter *e, const uint8_t *need);
 const char *wki_cu_dtype_suffix(uint8_t dtype); /* NULL: not in loops */
 
-/* ---- text (emit_cuda.c) -------------------------------------------------------------------------------------------- */
+/* ---- text (emit_cuda.c) -------------------------------------------------------------------------------- */
 
 typedef struct name {
     char s[48];
@@ -160,7 +147,8 @@ bool wki_cu_any_rng(const emitter *e, const uint8_t *need, bool row);
 
 /* Splits the linear index `from` into indices i<first> .. i<last - 1>. */
 void wki_cu_split_index(emitter *e, const char *from, int first, int last);
-/* Prints the offset of an operand from its dimensions first .. last - 1; `linear`: the index of all of them. */
+/* Prints the offset of an operand from its dimensions first .. last - 1; `linear`: the index of all of
+   them. */
 void wki_cu_put_offset(emitter *e, int op, int first, int last, wki_cu_move move, const char *linear);
 /* Defines `var`, the row-major logical index: `linear`, or that of dimensions 0 .. last - 1. */
 void wki_cu_put_logical(emitter *e, const char *var, int last, const char *linear);
@@ -172,7 +160,7 @@ void wki_cu_put_check(emitter *e, const wki_inst *in, const char *guard);
 void wki_cu_put_pointers(emitter *e);
 void wki_cu_put_uniforms(emitter *e);
 
-/* ---- kernels of rows (emit_cuda_rows.c) ---------------------------------------------------------------------------- */
+/* ---- kernels of rows (emit_cuda_rows.c) ---------------------------------------------------------------- */
 
 void wki_cu_put_row_kernel(emitter *e);
 

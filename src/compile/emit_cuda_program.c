@@ -1,5 +1,5 @@
-/* What of a loop program is needed, and in which pass over a row each value is computed (emit_cuda_private.h). Calls base and
- * core. */
+/* What of a loop program is needed, and in which pass over a row each value is computed
+ * (emit_cuda_private.h). Calls base and core. */
 #include "compile/emit_cuda_private.h"
 #include "core/core.h"
 
@@ -37,19 +37,24 @@ static const char *const signatures[WKI_P_COUNT] = {
 
 const char *wki_cu_dtype_suffix(uint8_t dtype) {
     switch ((wk_dtype)dtype) {
-    case WK_F32: return "f32";
-    case WK_F64: return "f64";
-    case WK_I32: return "i32";
-    case WK_I64: return "i64";
-    case WK_U8: return "u8";
-    case WK_BOOL: return "b8";
-    default: return NULL;
+    case WK_F32:
+        return "f32";
+    case WK_F64:
+        return "f64";
+    case WK_I32:
+        return "i32";
+    case WK_I64:
+        return "i64";
+    case WK_U8:
+        return "u8";
+    case WK_BOOL:
+        return "b8";
+    default:
+        return NULL;
     }
 }
 
-static bool loads_float(uint8_t dtype) {
-    return dtype == WK_F32 || dtype == WK_F64;
-}
+static bool loads_float(uint8_t dtype) { return dtype == WK_F32 || dtype == WK_F64; }
 
 /* GPU instructions, roughly. */
 static int cost(const wki_inst *in) {
@@ -59,14 +64,18 @@ static int cost(const wki_inst *in) {
         return uniform(in) ? 0 : 3;
     switch ((wki_prim)in->sub) {
     case WKI_P_EXP:
-    case WKI_P_LOG: return 30;
+    case WKI_P_LOG:
+        return 30;
     case WKI_P_TANH:
     case WKI_P_ERF:
     case WKI_P_SIN:
-    case WKI_P_COS: return 60;
+    case WKI_P_COS:
+        return 60;
     case WKI_P_DIV:
-    case WKI_P_SQRT: return 12;
-    default: return 3;
+    case WKI_P_SQRT:
+        return 12;
+    default:
+        return 3;
     }
 }
 
@@ -202,4 +211,3 @@ void wki_cu_plan_keeping(emitter *e) {
         memset(e->kept, 0, sizeof e->kept);
     }
 }
-

@@ -1,11 +1,12 @@
-/* Prints kernels of programs that reduce rows, or do something once per row (emit_cuda_private.h). A row of at most 1024
- * columns is held in registers by a warp, so every value is computed in the first pass that needs it; longer rows are walked
- * again, and values computed again, from memory that is by then in the cache. Calls base and core. */
+/* Prints kernels of programs that reduce rows, or do something once per row (emit_cuda_private.h). A row of
+ * at most 1024 columns is held in registers by a warp, so every value is computed in the first pass that
+ * needs it; longer rows are walked again, and values computed again, from memory that is by then in the
+ * cache. Calls base and core. */
 #include "compile/emit_cuda_private.h"
 
 enum { UNROLL_COST = 600 }; /* instructions, roughly, of an unrolled loop */
 
-/* ---- a row -------------------------------------------------------------------------------------------------------- */
+/* ---- a row --------------------------------------------------------------------------------------------- */
 
 /* Offsets of the row and what is known of it before any pass. */
 static void put_row_start(emitter *e) {
@@ -27,7 +28,8 @@ static void put_row_start(emitter *e) {
 static void put_row_values(emitter *e, int p) {
     for (int i = 0; i < e->p->ninst; i++) {
         const wki_inst *in = inst(e, i);
-        if (e->live[i] && e->pass[i] == p && of_row(e, in) && !acts(in) && in->code != WKI_L_LOAD && in->code != WKI_L_REDUCE)
+        if (e->live[i] && e->pass[i] == p && of_row(e, in) && !acts(in) && in->code != WKI_L_LOAD &&
+            in->code != WKI_L_REDUCE)
             wki_cu_define_value(e, i);
     }
 }
@@ -52,7 +54,8 @@ static void put_row_actions(emitter *e, const char *who) {
         LINE("}");
 }
 
-/* The element in column c of the row: values of pass p, checks and stores under `guard`. Reductions take column e. */
+/* The element in column c of the row: values of pass p, checks and stores under `guard`. Reductions take
+   column e. */
 static void put_element(emitter *e, int p, const uint8_t *need, const char *guard) {
     int dims = wki_cu_dims(&e->s);
     bool split = wki_cu_any_needs_index(e, need), any_store = p == e->npass + 1;
@@ -133,7 +136,7 @@ static int unroll(const emitter *e, const uint8_t *need, int most) {
     return most;
 }
 
-/* ---- a warp per row ------------------------------------------------------------------------------------------------ */
+/* ---- a warp per row ------------------------------------------------------------------------------------ */
 
 /* One pass with the row spread over registers: element 32 k + lane. */
 static void put_kept_pass(emitter *e, int p, const uint8_t *need) {
@@ -190,14 +193,16 @@ static void put_warp_pass(emitter *e, int p, const uint8_t *need) {
     }
     for (int i = 0; i < e->p->ninst; i++)
         if (reduced_in(e, i, p))
-            LINE("const %s r%d = wkl_warp_%s(a%d[0], a%d[1]);", type_name(inst(e, i)), i, wki_cu_reduce_name(inst(e, i)), i, i);
+            LINE("const %s r%d = wkl_warp_%s(a%d[0], a%d[1]);", type_name(inst(e, i)), i,
+                 wki_cu_reduce_name(inst(e, i)), i, i);
 }
 
-/* ---- reductions of a block ----------------------------------------------------------------------------------------- */
+/* ---- reductions of a block ----------------------------------------------------------------------------- */
 
-/* A thread per row, `who`, adds parts 0 .. count - 1 in order to its totals and leaves the row's results in `result`.
-   `place`: of part q in `shared`. */
-static void put_add_parts(emitter *e, int p, const char *who, const char *count, const char *place, const char *row) {
+/* A thread per row, `who`, adds parts 0 .. count - 1 in order to its totals and leaves the row's results in
+   `result`. `place`: of part q in `shared`. */
+static void put_add_parts(emitter *e, int p, const char *who, const char *count, const char *place,
+                          const char *row) {
     int m = 0;
     LINE("__syncthreads();");
     LINE("if (%s) {", who);
@@ -209,7 +214,8 @@ static void put_add_parts(emitter *e, int p, const char *who, const char *count,
     m = 0;
     for (int i = 0; i < e->p->ninst; i++)
         if (reduced_in(e, i, p))
-            LINE("result[%d][%s] = wkl_bits_%c((%s)t%d);", m++, row, type_letter(inst(e, i)), type_name(inst(e, i)), i);
+            LINE("result[%d][%s] = wkl_bits_%c((%s)t%d);", m++, row, type_letter(inst(e, i)),
+                 type_name(inst(e, i)), i);
     LINE("}");
     LINE("__syncthreads();");
 }
@@ -247,10 +253,11 @@ static void put_shared(emitter *e) {
     if (e->s.kind == WKI_CU_BLOCK)
         LINE("__shared__ int shared[%d][%d], result[%d][1];", most, WKI_CU_ROW_PART, most);
     else
-        LINE("__shared__ int shared[%d][%d], result[%d][%d];", most, WKI_CU_MAX_THREADS, most, WKI_CU_COL_ROWS);
+        LINE("__shared__ int shared[%d][%d], result[%d][%d];", most, WKI_CU_MAX_THREADS, most,
+             WKI_CU_COL_ROWS);
 }
 
-/* ---- a block per row ----------------------------------------------------------------------------------------------- */
+/* ---- a block per row ----------------------------------------------------------------------------------- */
 
 static void put_block_pass(emitter *e, int p, const uint8_t *need) {
     const int part = WKI_CU_ROW_PART;
@@ -278,7 +285,7 @@ static void put_block_pass(emitter *e, int p, const uint8_t *need) {
     put_results(e, p, "0");
 }
 
-/* ---- a thread per row and part ------------------------------------------------------------------------------------- */
+/* ---- a thread per row and part ------------------------------------------------------------------------- */
 
 static void put_col_pass(emitter *e, int p, const uint8_t *need) {
     const int part = WKI_CU_COL_PART;
@@ -305,12 +312,13 @@ static void put_col_pass(emitter *e, int p, const uint8_t *need) {
     put_results(e, p, "threadIdx.x");
 }
 
-/* ---- kernels of rows ----------------------------------------------------------------------------------------------- */
+/* ---- kernels of rows ----------------------------------------------------------------------------------- */
 
 void wki_cu_put_row_kernel(emitter *e) {
     const char *U = e->U;
     wki_cu_kind kind = e->s.kind;
-    LINE("const %s n = %s, nrow = %s;", U, wki_cu_wide_param(e, false, e->l.ncol).s, wki_cu_wide_param(e, false, e->l.nrow).s);
+    LINE("const %s n = %s, nrow = %s;", U, wki_cu_wide_param(e, false, e->l.ncol).s,
+         wki_cu_wide_param(e, false, e->l.nrow).s);
     if (kind == WKI_CU_WARP) {
         LINE("const unsigned lane = threadIdx.x %% 32;");
         LINE("const %s row = ((%s)blockIdx.x * blockDim.x + threadIdx.x) / 32;", U, U);
@@ -335,10 +343,13 @@ void wki_cu_put_row_kernel(emitter *e) {
         uint8_t need[WKI_LOOP_MAX_INST];
         if (wki_cu_needed(e, p, need)) {
             LINE("/* pass %d */", p);
-            (kind == WKI_CU_WARP ? put_warp_pass : kind == WKI_CU_BLOCK ? put_block_pass : put_col_pass)(e, p, need);
+            (kind == WKI_CU_WARP    ? put_warp_pass
+             : kind == WKI_CU_BLOCK ? put_block_pass
+                                    : put_col_pass)(e, p, need);
         }
         put_row_values(e, p);
     }
-    put_row_actions(e, kind == WKI_CU_WARP ? "lane == 0" : kind == WKI_CU_BLOCK ? "threadIdx.x == 0" : "live && threadIdx.y == 0");
+    put_row_actions(e, kind == WKI_CU_WARP    ? "lane == 0"
+                       : kind == WKI_CU_BLOCK ? "threadIdx.x == 0"
+                                              : "live && threadIdx.y == 0");
 }
-

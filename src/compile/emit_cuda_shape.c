@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* ---- merging dimensions -------------------------------------------------------------------------------------------- */
+/* ---- merging dimensions -------------------------------------------------------------------------------- */
 
 typedef struct dim {
     int64_t size, stride[WKI_LOOP_MAX_OPERANDS];
@@ -13,9 +13,7 @@ typedef struct dim {
     int8_t index; /* INDEX that reads it, or -1 */
 } dim;
 
-static int64_t mag(int64_t x) {
-    return x < 0 ? -x : x;
-}
+static int64_t mag(int64_t x) { return x < 0 ? -x : x; }
 
 /* Dimensions of size 1 are left out. */
 static int collect(const wki_loop_run *r, int first, int last, int nop, uint32_t indexed, dim *out) {
@@ -70,9 +68,10 @@ static int merge(dim *d, int n, int nop, bool rng) {
     return m;
 }
 
-/* ---- classifying --------------------------------------------------------------------------------------------------- */
+/* ---- classifying --------------------------------------------------------------------------------------- */
 
-/* Nothing is done once per row: ROW loads do not depend on the column. Then rows and columns are all the same. */
+/* Nothing is done once per row: ROW loads do not depend on the column. Then rows and columns are all the
+   same. */
 static bool rowless(const wki_loop_run *r) {
     const wki_loop *p = r->prog;
     int nk = r->ndim - r->nred;
@@ -82,7 +81,8 @@ static bool rowless(const wki_loop_run *r) {
             return false;
         if (in->level != WKI_ROWV)
             continue;
-        if (in->code == WKI_L_STORE || in->code == WKI_L_CHECK || in->code == WKI_L_INDEX || in->code == WKI_L_RNG)
+        if (in->code == WKI_L_STORE || in->code == WKI_L_CHECK || in->code == WKI_L_INDEX ||
+            in->code == WKI_L_RNG)
             return false;
         for (int d = nk; in->code == WKI_L_LOAD && d < r->ndim; d++)
             if (r->opnd[in->a].stride[d] != 0 && r->size[d] != 1)
@@ -91,8 +91,8 @@ static bool rowless(const wki_loop_run *r) {
     return true;
 }
 
-/* The operand whose layout kept dimensions follow: what is read by the element where rows are reduced, else what is
-   written. */
+/* The operand whose layout kept dimensions follow: what is read by the element where rows are reduced, else
+   what is written. */
 static int leader(const wki_loop *p, bool reduces) {
     for (int i = 0; reduces && i < p->ninst; i++)
         if (p->inst[i].code == WKI_L_LOAD && p->inst[i].level == WKI_ELEM)
@@ -223,7 +223,7 @@ void wki_cu_shape_of(const wki_loop_run *r, bool multi, wki_cu_shape *s) {
     choose_kind(r, rows, s);
 }
 
-/* ---- parameters ---------------------------------------------------------------------------------------------------- */
+/* ---- parameters ---------------------------------------------------------------------------------------- */
 
 void wki_cu_layout_of(const wki_loop *p, const wki_cu_shape *s, wki_cu_layout *l) {
     int dims = wki_cu_dims(s), nq = 0, nd = 0;
@@ -258,7 +258,8 @@ typedef struct filler {
     bool wide;
 } filler;
 
-static bool filler_init(filler *f, const wki_cu_layout *l, bool wide, wki_cu_loop_params *out, const char **why) {
+static bool filler_init(filler *f, const wki_cu_layout *l, bool wide, wki_cu_loop_params *out,
+                        const char **why) {
     size_t bytes = (size_t)l->nq * 8 + ((size_t)l->nd * 4 + 7) / 8 * 8;
     if (bytes > sizeof out->data) {
         *why = "a loop program has too many operands and arguments for a CUDA kernel";
@@ -289,8 +290,8 @@ static void put_division(const filler *f, int at, int64_t d) {
     f->d[at + 1] = shift;
 }
 
-static void put_shared(const filler *f, const wki_cu_layout *l, const wki_loop *p, const wki_cu_bind *b, bool rng,
-                       bool checks) {
+static void put_shared(const filler *f, const wki_cu_layout *l, const wki_loop *p, const wki_cu_bind *b,
+                       bool rng, bool checks) {
     for (int i = 0; i < p->narg; i++)
         f->d[l->arg + i] = b->val_slot[i];
     for (int i = 0; i < p->nrng; i++)
@@ -307,11 +308,9 @@ static bool has_code(const wki_loop *p, wki_loop_code code) {
     return false;
 }
 
-/* ---- grids --------------------------------------------------------------------------------------------------------- */
+/* ---- grids --------------------------------------------------------------------------------------------- */
 
-static int64_t blocks(int64_t work, int64_t per_block) {
-    return (work + per_block - 1) / per_block;
-}
+static int64_t blocks(int64_t work, int64_t per_block) { return (work + per_block - 1) / per_block; }
 
 /* At most `limit`, itself a power of two. */
 static int pow2_at_least(int64_t n, int limit) {
@@ -323,8 +322,8 @@ static int pow2_at_least(int64_t n, int limit) {
 
 enum { ENOUGH_BLOCKS = 264 }; /* two for each multiprocessor of a large device */
 
-/* x: neighbouring rows, 8 floats being the least that a memory access fetches; y: parts. Narrow blocks where wide ones
-   would be few. */
+/* x: neighbouring rows, 8 floats being the least that a memory access fetches; y: parts. Narrow blocks where
+   wide ones would be few. */
 static void col_block(const wki_cu_shape *s, bool stores, unsigned block[3]) {
     int64_t parts = blocks(s->ncol, stores ? WKI_CU_COL_PART / 8 : WKI_CU_COL_PART);
     int x = 32, threads = WKI_CU_MAX_THREADS / 2;
@@ -366,13 +365,15 @@ static bool choose_grid(const wki_cu_shape *s, const wki_loop *p, wki_cu_loop_pa
         n = blocks(s->nrow, out->block[0]);
         break;
     }
-    case WKI_CU_MULTI: return false;
+    case WKI_CU_MULTI:
+        return false;
     }
     out->grid[0] = (unsigned)n;
     return n <= INT32_MAX;
 }
 
-bool wki_cu_loop_params_fill(const wki_loop_run *r, const wki_cu_bind *b, wki_cu_loop_params *out, const char **why) {
+bool wki_cu_loop_params_fill(const wki_loop_run *r, const wki_cu_bind *b, wki_cu_loop_params *out,
+                             const char **why) {
     const wki_loop *p = r->prog;
     wki_cu_shape s;
     wki_cu_layout l;
@@ -405,7 +406,7 @@ bool wki_cu_loop_params_fill(const wki_loop_run *r, const wki_cu_bind *b, wki_cu
     return true;
 }
 
-/* ---- many tensors -------------------------------------------------------------------------------------------------- */
+/* ---- many tensors -------------------------------------------------------------------------------------- */
 
 static bool contiguous(const wki_loop_run *r, const wki_operand *o) {
     int64_t linear = 1;
@@ -436,18 +437,16 @@ bool wki_cu_multi_joins(const wki_loop_run *first, const wki_loop_run *r) {
     return true;
 }
 
-static size_t entry_words(const wki_loop *p) {
-    return 1 + 2 * (size_t)(p->nload + p->nstore);
-}
+static size_t entry_words(const wki_loop *p) { return 1 + 2 * (size_t)(p->nload + p->nstore); }
 
 size_t wki_cu_multi_words(const wki_loop *prog, int n) {
     return (size_t)n + 1 + (size_t)n * entry_words(prog);
 }
 
-/* Table: first chunk of each tensor and the number of chunks; then for each tensor its size and, per operand, base and
-   slot. */
-bool wki_cu_multi_fill(const wki_loop_run *const *r, const wki_cu_bind *b, int n, uint64_t at, uint64_t *table,
-                       wki_cu_loop_params *out, const char **why) {
+/* Table: first chunk of each tensor and the number of chunks; then for each tensor its size and, per operand,
+   base and slot. */
+bool wki_cu_multi_fill(const wki_loop_run *const *r, const wki_cu_bind *b, int n, uint64_t at,
+                       uint64_t *table, wki_cu_loop_params *out, const char **why) {
     const wki_loop *p = r[0]->prog;
     wki_cu_shape s;
     wki_cu_layout l;

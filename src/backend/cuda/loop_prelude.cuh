@@ -1,23 +1,24 @@
-/* What kernels of loop programs (compile/emit_cuda.c) are made of: memory access by dtype, the argument block, reductions.
- * Stands behind prims_prelude.cuh and prim_math.inc; as they do, it also compiles as C on the CPU where the CUDA
- * built-ins are defined. */
+/* What kernels of loop programs (compile/emit_cuda.c) are made of: memory access by dtype, the argument
+ * block, reductions. Stands behind prims_prelude.cuh and prim_math.inc; as they do, it also compiles as C on
+ * the CPU where the CUDA built-ins are defined. */
 #ifdef __cplusplus
 #define WKL_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 #else
 #define WKL_KERNEL(threads) void
 #endif
 
-/* --- arguments --- */
+/* ---- arguments ----------------------------------------------------------------------------------------- */
 
 WK_FN WK_U64 wkl_at(const WK_U64 *args, WK_U64 base, int slot) { return slot < 0 ? base : args[slot] + base; }
 WK_FN float wkl_arg(const WK_U64 *args, int slot) { return (float)__longlong_as_double((WK_I64)args[slot]); }
 WK_FN void wkl_fault(const WK_U64 *args, int slot, int code) { atomicCAS((int *)args[slot], 0, code); }
 WK_FN int wkl_aligned(const void *p, unsigned bytes) { return ((WK_U64)p & (bytes - 1)) == 0; }
 
-/* n / d for n < 2^31, where shift = ceil(log2 d) and mul = 2^32 (2^shift - d) / d + 1 (Granlund and Montgomery 1994). */
+/* n / d for n < 2^31, where shift = ceil(log2 d) and mul = 2^32 (2^shift - d) / d + 1 (Granlund and
+   Montgomery 1994). */
 WK_FN unsigned wkl_div(unsigned n, int mul, int shift) { return (__umulhi(n, (unsigned)mul) + n) >> shift; }
 
-/* --- memory: b8 is a bool --- */
+/* ---- memory: b8 is a bool ------------------------------------------------------------------------------ */
 
 WK_FN float wkl_ld_f32(const float *p) { return *p; }
 WK_FN float wkl_ld_f64(const double *p) { return (float)*p; }
@@ -44,36 +45,36 @@ WK_FN unsigned char wkl_to_b8_f(float v) { return (unsigned char)(v != 0.0f); }
 WK_FN unsigned char wkl_to_b8_i(int v) { return (unsigned char)(v & 1); }
 
 /* Four neighbours at once: one access of 4 or 16 bytes, two of 16. */
-#define WKL_VECTOR(dtype, T, V)                                                                                           \
-    WK_FN void wkl_ld4_##dtype(const T *p, WKL_REG_##dtype *x) {                                                          \
-        V v = *(const V *)p;                                                                                              \
-        T t[4] = {v.x, v.y, v.z, v.w};                                                                                    \
-        for (int k = 0; k < 4; k++)                                                                                       \
-            x[k] = wkl_ld_##dtype(t + k);                                                                                 \
-    }                                                                                                                     \
-    WK_FN void wkl_st4_##dtype(T *p, const T *t) {                                                                        \
-        V v;                                                                                                              \
-        v.x = t[0];                                                                                                       \
-        v.y = t[1];                                                                                                       \
-        v.z = t[2];                                                                                                       \
-        v.w = t[3];                                                                                                       \
-        *(V *)p = v;                                                                                                      \
+#define WKL_VECTOR(dtype, T, V)                                                                              \
+    WK_FN void wkl_ld4_##dtype(const T *p, WKL_REG_##dtype *x) {                                             \
+        V v = *(const V *)p;                                                                                 \
+        T t[4] = {v.x, v.y, v.z, v.w};                                                                       \
+        for (int k = 0; k < 4; k++)                                                                          \
+            x[k] = wkl_ld_##dtype(t + k);                                                                    \
+    }                                                                                                        \
+    WK_FN void wkl_st4_##dtype(T *p, const T *t) {                                                           \
+        V v;                                                                                                 \
+        v.x = t[0];                                                                                          \
+        v.y = t[1];                                                                                          \
+        v.z = t[2];                                                                                          \
+        v.w = t[3];                                                                                          \
+        *(V *)p = v;                                                                                         \
     }
-#define WKL_VECTOR2(dtype, T, V)                                                                                          \
-    WK_FN void wkl_ld4_##dtype(const T *p, WKL_REG_##dtype *x) {                                                          \
-        V v = ((const V *)p)[0], w = ((const V *)p)[1];                                                                   \
-        T t[4] = {v.x, v.y, w.x, w.y};                                                                                    \
-        for (int k = 0; k < 4; k++)                                                                                       \
-            x[k] = wkl_ld_##dtype(t + k);                                                                                 \
-    }                                                                                                                     \
-    WK_FN void wkl_st4_##dtype(T *p, const T *t) {                                                                        \
-        V v, w;                                                                                                           \
-        v.x = t[0];                                                                                                       \
-        v.y = t[1];                                                                                                       \
-        w.x = t[2];                                                                                                       \
-        w.y = t[3];                                                                                                       \
-        ((V *)p)[0] = v;                                                                                                  \
-        ((V *)p)[1] = w;                                                                                                  \
+#define WKL_VECTOR2(dtype, T, V)                                                                             \
+    WK_FN void wkl_ld4_##dtype(const T *p, WKL_REG_##dtype *x) {                                             \
+        V v = ((const V *)p)[0], w = ((const V *)p)[1];                                                      \
+        T t[4] = {v.x, v.y, w.x, w.y};                                                                       \
+        for (int k = 0; k < 4; k++)                                                                          \
+            x[k] = wkl_ld_##dtype(t + k);                                                                    \
+    }                                                                                                        \
+    WK_FN void wkl_st4_##dtype(T *p, const T *t) {                                                           \
+        V v, w;                                                                                              \
+        v.x = t[0];                                                                                          \
+        v.y = t[1];                                                                                          \
+        w.x = t[2];                                                                                          \
+        w.y = t[3];                                                                                          \
+        ((V *)p)[0] = v;                                                                                     \
+        ((V *)p)[1] = w;                                                                                     \
     }
 #define WKL_REG_f32 float
 #define WKL_REG_f64 float
@@ -88,7 +89,7 @@ WKL_VECTOR(b8, unsigned char, uchar4)
 WKL_VECTOR2(f64, double, double2)
 WKL_VECTOR2(i64, WK_I64, longlong2)
 
-/* --- random numbers: four neighbours of one Philox block; index is a multiple of 4 --- */
+/* ---- random numbers: four neighbours of one Philox block; index is a multiple of 4 --------------------- */
 
 WK_FN void wkl_uniform4(WK_U64 seed, WK_U64 seq, WK_U64 index, float *x) {
     WK_U32 w[4];
@@ -105,27 +106,28 @@ WK_FN void wkl_normal4(WK_U64 seed, WK_U64 seq, WK_U64 index, float *x) {
     x[3] = wkc_normal_bits((int)w[2], (int)w[3], 0);
 }
 
-/* --- reductions ---
- * Each has a name (sum_f, max_i, ...), a combination, its identity, and a type in which the totals of parts are added up in
- * order. wkl_warp_<name> is the tree over the 64 accumulators of a part: a0 holds accumulator `lane`, a1 accumulator
- * `lane + 32`; the result is in every lane. */
+/* --- reductions --- */
+
+/* Each has a name (sum_f, max_i, ...), a combination, its identity, and a type in which the totals of parts are
+ * added up in order. wkl_warp_<name> is the tree over the 64 accumulators of a part: a0 holds accumulator
+ * `lane`, a1 accumulator `lane + 32`; the result is in every lane. */
 WK_FN int wkl_bits_f(float x) { return __float_as_int(x); }
 WK_FN int wkl_bits_i(int x) { return x; }
 WK_FN float wkl_from_f(int x) { return __int_as_float(x); }
 WK_FN int wkl_from_i(int x) { return x; }
 
-#define WKL_REDUCE(name, t, T, TOTAL, combination, identity)                                                              \
-    typedef TOTAL wkl_total_##name;                                                                                       \
-    WK_FN T wkl_id_##name(void) { return identity; }                                                                      \
-    WK_FN T wkl_##name(T a, T b) { return combination; }                                                                  \
-    WK_FN T wkl_down_##name(T a, int by) {                                                                                \
-        return wkl_##name(a, wkl_from_##t(__shfl_down_sync(0xffffffffu, wkl_bits_##t(a), by)));                           \
-    }                                                                                                                     \
-    WK_FN T wkl_warp_##name(T a0, T a1) {                                                                                 \
-        a0 = wkl_##name(wkl_down_##name(a0, 16), wkl_down_##name(a1, 16));                                                \
-        for (int by = 8; by; by >>= 1)                                                                                    \
-            a0 = wkl_down_##name(a0, by);                                                                                 \
-        return wkl_from_##t(__shfl_sync(0xffffffffu, wkl_bits_##t(a0), 0));                                               \
+#define WKL_REDUCE(name, t, T, TOTAL, combination, identity)                                                 \
+    typedef TOTAL wkl_total_##name;                                                                          \
+    WK_FN T wkl_id_##name(void) { return identity; }                                                         \
+    WK_FN T wkl_##name(T a, T b) { return combination; }                                                     \
+    WK_FN T wkl_down_##name(T a, int by) {                                                                   \
+        return wkl_##name(a, wkl_from_##t(__shfl_down_sync(0xffffffffu, wkl_bits_##t(a), by)));              \
+    }                                                                                                        \
+    WK_FN T wkl_warp_##name(T a0, T a1) {                                                                    \
+        a0 = wkl_##name(wkl_down_##name(a0, 16), wkl_down_##name(a1, 16));                                   \
+        for (int by = 8; by; by >>= 1)                                                                       \
+            a0 = wkl_down_##name(a0, by);                                                                    \
+        return wkl_from_##t(__shfl_sync(0xffffffffu, wkl_bits_##t(a0), 0));                                  \
     }
 
 WKL_REDUCE(sum_f, f, float, double, a + b, 0.0f)
