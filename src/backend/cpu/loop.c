@@ -7,18 +7,16 @@
 #include "backend/cpu/straight.h"
 
 enum {
-    CACHE_BYTES = 40 << 10,  /* registers of a tile are to stay in the first-level cache */
-    SHORT_ROW = 512,         /* ROWS up to here */
-    WHOLE_ROW = 4096,        /* WIDE and COLS without split up to here */
-    MIN_RUN = 256,           /* FLAT: where operands have shorter runs, tiles cross them */
-    PLAIN_WORK = 1 << 16,    /* element-instructions from which a plan pays */
-    THREAD_WORK = 1 << 17,   /* element-instructions that are worth a thread */
-    INNER_WORK = 1 << 16,    /* elements from which one unit is spread over threads */
+    CACHE_BYTES = 40 << 10, /* registers of a tile are to stay in the first-level cache */
+    SHORT_ROW = 512,        /* ROWS up to here */
+    WHOLE_ROW = 4096,       /* WIDE and COLS without split up to here */
+    MIN_RUN = 256,          /* FLAT: where operands have shorter runs, tiles cross them */
+    PLAIN_WORK = 1 << 16,   /* element-instructions from which a plan pays */
+    THREAD_WORK = 1 << 17,  /* element-instructions that are worth a thread */
+    INNER_WORK = 1 << 16,   /* elements from which one unit is spread over threads */
 };
 
-static int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static const uint8_t dtype_bytes[] = {
 #define D(name, text, bits, kind) [WK_##name] = (bits) / 8,
@@ -54,9 +52,7 @@ static void find_last_uses(const wki_loop_plan *p, registers *g) {
     }
 }
 
-static int take_elem(registers *g) {
-    return g->nfree ? g->free[--g->nfree] : g->nelem++;
-}
+static int take_elem(registers *g) { return g->nfree ? g->free[--g->nfree] : g->nelem++; }
 
 /* Marks a register free when instruction i is the last to use it. */
 static void release(registers *g, int slot, int i) {
@@ -69,8 +65,8 @@ static void release(registers *g, int slot, int i) {
 static void release_operands(const wki_loop_plan *p, registers *g, int i) {
     int16_t v[3];
     for (int k = wki_loop_uses(&p->inst[i], v) - 1; k >= 0; k--) {
-        int s = wanted(p, i, v[k]), c = p->inst[v[k]].code;
-        if (s >= WIDENED || !(c == WKI_L_CONST || c == WKI_L_ARG || wki_loop_is_row(p, v[k])))
+        int s = wanted(p, i, v[k]);
+        if (s >= WIDENED || !(wki_loop_given(&p->inst[v[k]]) || wki_loop_is_row(p, v[k])))
             release(g, s, i);
     }
 }
@@ -142,8 +138,7 @@ static void place_registers(wki_loop_plan *p, const registers *g, int64_t elems,
     int32_t row0 = g->nelem * epitch, const0 = row0 + g->nrow * rpitch;
     bool widened = p->layout == WKI_ROWS || p->layout == WKI_COLS;
     for (int i = 0; i < p->ninst; i++) {
-        int c = p->inst[i].code;
-        if (c == WKI_L_CONST || c == WKI_L_ARG)
+        if (wki_loop_given(&p->inst[i]))
             p->reg[i] = const0 + g->at[i] * 64;
         else if (wki_loop_is_row(p, i)) {
             p->reg[i] = row0 + g->at[i] * rpitch;
@@ -187,7 +182,8 @@ static int last_read(wki_loop_plan *p, const registers *g, const void *data, int
 static bool overtakes(const wki_loop_plan *p) {
     for (int i = 0; i < p->ninst; i++)
         for (int j = i + 1; p->inst[i].code == WKI_L_STORE && j < p->ninst; j++)
-            if (p->inst[j].code == WKI_L_LOAD && p->r->opnd[p->inst[j].a].data == p->r->opnd[p->inst[i].a].data)
+            if (p->inst[j].code == WKI_L_LOAD &&
+                p->r->opnd[p->inst[j].a].data == p->r->opnd[p->inst[i].a].data)
                 return true;
     return false;
 }
@@ -214,7 +210,7 @@ static void order_lean(wki_loop_plan *p, bool aliased) {
     for (int pass = aliased ? 0 : 1; pass < 2; pass++)
         for (int i = 0; i < p->ninst; i++) {
             int c = p->inst[i].code;
-            if (c != WKI_L_CONST && c != WKI_L_ARG && (!aliased || (c == WKI_L_LOAD) == (pass == 0)))
+            if (!wki_loop_given(&p->inst[i]) && (!aliased || (c == WKI_L_LOAD) == (pass == 0)))
                 p->list[n++] = (int16_t)i;
             p->direct[i] = -1;
             if (c == WKI_L_STORE && direct_ok(p, i, -1))
@@ -232,9 +228,8 @@ static void order_stores(wki_loop_plan *p, registers *g, bool aliased) {
     bool defer = aliased && overtakes(p);
     p->nlist = 0;
     for (int i = 0; i < p->ninst; i++) {
-        int c = p->inst[i].code;
         p->direct[i] = -1;
-        if (c != WKI_L_CONST && c != WKI_L_ARG && !(defer && c == WKI_L_STORE))
+        if (!wki_loop_given(&p->inst[i]) && !(defer && p->inst[i].code == WKI_L_STORE))
             p->list[p->nlist++] = (int16_t)i;
     }
     for (int i = 0; defer && i < p->ninst; i++)
@@ -346,8 +341,11 @@ static void address(wki_loop_plan *p, int first) {
         int v = p->view[k];
         const int64_t *st = p->stride[v];
         switch (p->layout) {
-        case WKI_ROWS: span_over(&p->row[v], r->size, st, 0, keep); /* fall through */
-        case WKI_FLAT: span_over(&p->elem[v], r->size, st, 0, nd); break;
+        case WKI_ROWS:
+            span_over(&p->row[v], r->size, st, 0, keep); /* fall through */
+        case WKI_FLAT:
+            span_over(&p->elem[v], r->size, st, 0, nd);
+            break;
         case WKI_WIDE:
             span_over(&p->outer[v], r->size, st, 0, keep);
             span_over(&p->elem[v], r->size, st, keep, nd);
@@ -401,7 +399,8 @@ static bool lay_rows(wki_loop_plan *p, const registers *g) {
     p->tight = p->ncol % 16 != 0;
     p->tile = p->nrow;
     p->units = 1;
-    if (p->nelem <= WKI_LOOP_TILE && g->nelem * p->nelem * 4 <= CACHE_BYTES && fits(p, g, p->nelem, p->nrow)) {
+    if (p->nelem <= WKI_LOOP_TILE && g->nelem * p->nelem * 4 <= CACHE_BYTES &&
+        fits(p, g, p->nelem, p->nrow)) {
         address(p, 0);
         place_registers(p, g, p->nelem, p->nrow);
         return true;
@@ -473,7 +472,8 @@ static void lay_cols(wki_loop_plan *p, const registers *g) {
         p->tile = p->ncol;
     } else {
         p->tile = WKI_LOOP_RUN;
-        while (p->tile > 1 && (p->tile * p->inner > WKI_LOOP_CHUNK || !fits(p, g, p->tile * p->inner, p->inner)))
+        while (p->tile > 1 &&
+               (p->tile * p->inner > WKI_LOOP_CHUNK || !fits(p, g, p->tile * p->inner, p->inner)))
             p->tile /= 2;
     }
     int64_t elems = p->tile * p->bsize;
@@ -584,7 +584,8 @@ static bool run_plain(const wki_loop_run *r, wki_loop_plain *run) {
         overtaken |= p->inst[i].code == WKI_L_LOAD && codes >> WKI_L_STORE & 1;
         codes |= 1u << p->inst[i].code;
     }
-    if (codes & ~(1u << WKI_L_LOAD | 1u << WKI_L_STORE | 1u << WKI_L_PRIM | 1u << WKI_L_CONST | 1u << WKI_L_ARG))
+    if (codes &
+        ~(1u << WKI_L_LOAD | 1u << WKI_L_STORE | 1u << WKI_L_PRIM | 1u << WKI_L_CONST | 1u << WKI_L_ARG))
         return false;
     for (int i = 0; i < p->nload; i++)
         for (int j = 0; j < p->nstore; j++) { /* no element has more than 8 bytes */
@@ -609,7 +610,8 @@ static void run_part(void *arg, int64_t begin, int64_t end, int worker) {
     j->run(j->plan, begin, end);
 }
 
-static __attribute__((noinline)) bool run_planned(const wki_loop_run *r, wki_loop_units *run, wki_pool *pool) {
+static __attribute__((noinline)) bool run_planned(const wki_loop_run *r, wki_loop_units *run,
+                                                  wki_pool *pool) {
     wki_loop_plan p;
     if (!make_plan(&p, r))
         return true;
