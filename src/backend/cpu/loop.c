@@ -34,7 +34,7 @@ typedef struct {
     int16_t last[2 * WKI_LOOP_MAX_INST]; /* instruction that last uses a value; -1 where none does */
     int16_t at[2 * WKI_LOOP_MAX_INST];   /* place in its pool */
     int16_t free[2 * WKI_LOOP_MAX_INST];
-    int nfree, nelem, nrow, nconst, nreduce;
+    int ninst, nfree, nelem, nrow, nconst, nreduce;
 } registers;
 
 /* The register in which instruction i wants its operand v: a ROW value is widened for an ELEM instruction. */
@@ -74,6 +74,7 @@ static void release_operands(const wki_loop_plan *p, registers *g, int i) {
 static void assign_registers(const wki_loop_plan *p, registers *g) {
     bool wide[WKI_LOOP_MAX_INST] = {0};
     g->nfree = g->nelem = g->nrow = g->nconst = g->nreduce = 0;
+    g->ninst = p->ninst;
     for (int i = 0; i < p->ninst; i++) {
         const wki_inst *in = &p->inst[i];
         int16_t v[3];
@@ -92,9 +93,10 @@ static void assign_registers(const wki_loop_plan *p, registers *g) {
             g->at[i] = (int16_t)g->nconst++;
         else if (wki_loop_acts(in))
             g->at[i] = 0;
-        else if (wki_loop_is_row(p, i))
+        else if (wki_loop_is_row(p, i)) {
             g->at[i] = (int16_t)g->nrow++;
-        else {
+            g->at[WIDENED + i] = 0;
+        } else {
             g->at[i] = (int16_t)take_elem(g);
             release(g, i, -1);
         }
@@ -113,6 +115,8 @@ static void assign_lean(const wki_loop_plan *p, registers *g) {
         const wki_inst *in = &p->inst[i];
         if (wki_loop_given(in))
             g->at[i] = (int16_t)nc++;
+        else if (wki_loop_acts(in))
+            g->at[i] = 0;
         else if (rows && in->level == WKI_ROWV) {
             g->at[i] = (int16_t)nr++;
             g->at[WIDENED + i] = (int16_t)ne++;
@@ -120,6 +124,7 @@ static void assign_lean(const wki_loop_plan *p, registers *g) {
             g->at[i] = (int16_t)ne++;
         nred += in->code == WKI_L_REDUCE;
     }
+    g->ninst = p->ninst;
     g->nelem = ne;
     g->nrow = nr;
     g->nconst = nc;
@@ -137,7 +142,7 @@ static void place_registers(wki_loop_plan *p, const registers *g, int64_t elems,
     int32_t rpitch = p->layout == WKI_WIDE ? 64 : (int32_t)(wki_loop_up16(rows) + WKI_LOOP_PAD) * 4;
     int32_t row0 = g->nelem * epitch, const0 = row0 + g->nrow * rpitch;
     bool widened = p->layout == WKI_ROWS || p->layout == WKI_COLS;
-    for (int i = 0; i < p->ninst; i++) {
+    for (int i = 0; i < g->ninst; i++) {
         if (wki_loop_given(&p->inst[i]))
             p->reg[i] = const0 + g->at[i] * 64;
         else if (wki_loop_is_row(p, i)) {
@@ -201,7 +206,7 @@ static bool direct_ok(const wki_loop_plan *p, int i, int safe) {
     wk_dtype dt = (wk_dtype)p->r->opnd[st->a].dtype;
     return def->code == WKI_L_PRIM && dt == (def->type == WKI_TF ? WK_F32 : WK_I32) && st->b >= safe &&
            wki_loop_is_row(p, i) == wki_loop_is_row(p, st->b) && p->direct[st->b] < 0 &&
-           !(p->r->prog->has_reduce && any_reduces(p, st->b));
+           !(p->reduces && any_reduces(p, st->b));
 }
 
 /* Lean plans let loads go first, and copy what a store may overwrite. */
@@ -214,7 +219,7 @@ static void order_lean(wki_loop_plan *p, bool aliased) {
                 p->list[n++] = (int16_t)i;
             p->direct[i] = -1;
             if (c == WKI_L_STORE && direct_ok(p, i, -1))
-                p->direct[p->inst[i].b] = (int8_t)p->inst[i].a;
+                p->direct[p->inst[i].b] = p->inst[i].a;
         }
     p->nlist = n;
     if (aliased)
@@ -241,7 +246,7 @@ static void order_stores(wki_loop_plan *p, registers *g, bool aliased) {
         if (p->inst[i].code == WKI_L_STORE) {
             int safe = aliased ? last_read(p, g, p->r->opnd[p->inst[i].a].data, i) : -1;
             if (direct_ok(p, i, safe))
-                p->direct[p->inst[i].b] = (int8_t)p->inst[i].a;
+                p->direct[p->inst[i].b] = p->inst[i].a;
         }
 }
 
@@ -252,7 +257,7 @@ static void use_view(wki_loop_plan *p, uint64_t *seen, int v) {
     if (*seen >> v & 1)
         return;
     *seen |= (uint64_t)1 << v;
-    p->view[p->nview++] = (int8_t)v;
+    p->view[p->nview++] = (int16_t)v;
     if (v < WKI_VIEW_INDEX) {
         p->stride[v] = r->opnd[v].stride;
         return;
@@ -272,7 +277,7 @@ static void use_view(wki_loop_plan *p, uint64_t *seen, int v) {
             }
 }
 
-/* Finds the views in use. Returns whether a store may write where a load reads. */
+/* Finds the views in use, and whether anything reduces. Returns whether a store may write where a load reads. */
 static bool find_views(wki_loop_plan *p) {
     const wki_loop_run *r = p->r;
     uint64_t seen = 0;
@@ -280,6 +285,7 @@ static bool find_views(wki_loop_plan *p) {
     p->nview = 0;
     for (int i = 0; i < p->ninst; i++) {
         int c = p->inst[i].code;
+        p->reduces |= c == WKI_L_REDUCE;
         if (c == WKI_L_LOAD || c == WKI_L_STORE || c == WKI_L_INDEX || c == WKI_L_RNG)
             use_view(p, &seen, wki_loop_view(r, &p->inst[i]));
     }
@@ -507,7 +513,7 @@ static bool make_plan(wki_loop_plan *p, const wki_loop_run *r) {
     p->inst = r->prog->inst;
     p->ninst = r->prog->ninst;
     p->pool = NULL;
-    p->split = p->block = p->tight = false;
+    p->split = p->block = p->tight = p->reduces = false;
     p->nrow = p->ncol = 1;
     for (int d = 0; d < keep; d++)
         p->nrow *= r->size[d];
@@ -569,7 +575,7 @@ static bool contiguous(const wki_loop_run *r, const wki_operand *o) {
 static bool run_plain(const wki_loop_run *r, wki_loop_plain *run) {
     const wki_loop *p = r->prog;
     int64_t n = 1;
-    if (r->nred || p->has_reduce || p->ninst > WKI_LOOP_PLAIN || p->inst[p->ninst - 1].code != WKI_L_STORE)
+    if (r->nred || p->ninst > WKI_LOOP_PLAIN || p->inst[p->ninst - 1].code != WKI_L_STORE)
         return false;
     for (int d = 0; d < r->ndim; d++)
         n *= r->size[d];

@@ -51,7 +51,7 @@ typedef struct wki_loop_plan {
     wki_pool *pool; /* for the passes of a split row; NULL where units run in parallel */
     int64_t grain;  /* elements that are worth a thread */
     wki_layout layout;
-    bool split;
+    bool split, reduces;
     bool block; /* COLS: a tile is one RED step of a block of rows, addressed over `row` */
     bool
         tight; /* reductions read whole vectors at row ends: loads want WKI_LOOP_PAD readable floats behind a tile */
@@ -69,11 +69,11 @@ typedef struct wki_loop_plan {
          WKI_LOOP_MAX_INST]; /* byte offset of value i's register; from MAX_INST on: ROW values widened to ELEM */
     int32_t acc, acc_bytes; /* reductions in progress: where, and bytes of each: accumulators, totals */
     int32_t bytes;          /* of all that */
-    int8_t direct[WKI_LOOP_MAX_INST]; /* operand that value i may be computed into, or -1 */
-    uint8_t stage[WKI_LOOP_MAX_INST]; /* pass after which a value can be had */
+    int16_t direct[WKI_LOOP_MAX_INST]; /* operand that value i may be computed into, or -1 */
+    uint8_t stage[WKI_LOOP_MAX_INST];  /* pass after which a value can be had */
 
     int nview;
-    int8_t view[WKI_VIEWS]; /* those in use */
+    int16_t view[WKI_VIEWS]; /* those in use */
     bool careful
         [WKI_VIEWS]; /* read no float beyond the range, not even unused: another worker may write there */
     bool copied[WKI_VIEWS]; /* loads copy: a store comes before the last use */
