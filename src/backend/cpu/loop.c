@@ -277,6 +277,12 @@ static void use_view(wki_loop_plan *p, uint64_t *seen, int v) {
             }
 }
 
+static bool overlap(const wki_loop_plan *p, int v, int w) {
+    const wki_operand *a = &p->r->opnd[v], *b = &p->r->opnd[w];
+    const char *x = a->data, *y = b->data;
+    return x < y + p->end[w] * dtype_bytes[b->dtype] && y < x + p->end[v] * dtype_bytes[a->dtype];
+}
+
 /* Finds the views in use, and whether anything reduces. Returns whether a store may write where a load reads. */
 static bool find_views(wki_loop_plan *p) {
     const wki_loop_run *r = p->r;
@@ -297,15 +303,13 @@ static bool find_views(wki_loop_plan *p) {
         p->end[v] = end;
         p->careful[v] = p->copied[v] = false;
     }
-    for (int j = r->prog->nload; j < r->prog->nload + r->prog->nstore; j++) {
-        const char *w = r->opnd[j].data;
-        for (int i = 0; i < r->prog->nload; i++) {
-            const char *d = r->opnd[i].data;
-            if ((seen >> i & seen >> j & 1) && d < w + p->end[j] * dtype_bytes[r->opnd[j].dtype] &&
-                w < d + p->end[i] * dtype_bytes[r->opnd[i].dtype])
-                aliased = p->careful[i] = true;
+    int nload = r->prog->nload, nopnd = nload + r->prog->nstore;
+    for (int k = 0; k < p->nview; k++)
+        for (int l = 0, w = p->view[k]; w >= nload && w < nopnd && l < p->nview; l++) {
+            int v = p->view[l];
+            if (v < nload && overlap(p, v, w))
+                aliased = p->careful[v] = true;
         }
-    }
     return aliased;
 }
 
