@@ -7,18 +7,16 @@
 #include "backend/cpu/straight.h"
 
 enum {
-    CACHE_BYTES = 40 << 10,  /* registers of a tile are to stay in the first-level cache */
-    SHORT_ROW = 512,         /* ROWS up to here */
-    WHOLE_ROW = 4096,        /* WIDE and COLS without split up to here */
-    MIN_RUN = 256,           /* FLAT: where operands have shorter runs, tiles cross them */
-    PLAIN_WORK = 1 << 16,    /* element-instructions from which a plan pays */
-    THREAD_WORK = 1 << 17,   /* element-instructions that are worth a thread */
-    INNER_WORK = 1 << 16,    /* elements from which one unit is spread over threads */
+    CACHE_BYTES = 40 << 10, /* registers of a tile are to stay in the first-level cache */
+    SHORT_ROW = 512,        /* ROWS up to here */
+    WHOLE_ROW = 4096,       /* WIDE and COLS without split up to here */
+    MIN_RUN = 256,          /* FLAT: where operands have shorter runs, tiles cross them */
+    PLAIN_WORK = 1 << 16,   /* element-instructions from which a plan pays */
+    THREAD_WORK = 1 << 17,  /* element-instructions that are worth a thread */
+    INNER_WORK = 1 << 16,   /* elements from which one unit is spread over threads */
 };
 
-static int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static const uint8_t dtype_bytes[] = {
 #define D(name, text, bits, kind) [WK_##name] = (bits) / 8,
@@ -36,7 +34,7 @@ typedef struct {
     int16_t last[2 * WKI_LOOP_MAX_INST]; /* instruction that last uses a value; -1 where none does */
     int16_t at[2 * WKI_LOOP_MAX_INST];   /* place in its pool */
     int16_t free[2 * WKI_LOOP_MAX_INST];
-    int nfree, nelem, nrow, nconst, nreduce;
+    int ninst, nfree, nelem, nrow, nconst, nreduce;
 } registers;
 
 /* The register in which instruction i wants its operand v: a ROW value is widened for an ELEM instruction. */
@@ -54,9 +52,7 @@ static void find_last_uses(const wki_loop_plan *p, registers *g) {
     }
 }
 
-static int take_elem(registers *g) {
-    return g->nfree ? g->free[--g->nfree] : g->nelem++;
-}
+static int take_elem(registers *g) { return g->nfree ? g->free[--g->nfree] : g->nelem++; }
 
 /* Marks a register free when instruction i is the last to use it. */
 static void release(registers *g, int slot, int i) {
@@ -69,8 +65,8 @@ static void release(registers *g, int slot, int i) {
 static void release_operands(const wki_loop_plan *p, registers *g, int i) {
     int16_t v[3];
     for (int k = wki_loop_uses(&p->inst[i], v) - 1; k >= 0; k--) {
-        int s = wanted(p, i, v[k]), c = p->inst[v[k]].code;
-        if (s >= WIDENED || !(c == WKI_L_CONST || c == WKI_L_ARG || wki_loop_is_row(p, v[k])))
+        int s = wanted(p, i, v[k]);
+        if (s >= WIDENED || !(wki_loop_given(&p->inst[v[k]]) || wki_loop_is_row(p, v[k])))
             release(g, s, i);
     }
 }
@@ -78,6 +74,7 @@ static void release_operands(const wki_loop_plan *p, registers *g, int i) {
 static void assign_registers(const wki_loop_plan *p, registers *g) {
     bool wide[WKI_LOOP_MAX_INST] = {0};
     g->nfree = g->nelem = g->nrow = g->nconst = g->nreduce = 0;
+    g->ninst = p->ninst;
     for (int i = 0; i < p->ninst; i++) {
         const wki_inst *in = &p->inst[i];
         int16_t v[3];
@@ -96,9 +93,10 @@ static void assign_registers(const wki_loop_plan *p, registers *g) {
             g->at[i] = (int16_t)g->nconst++;
         else if (wki_loop_acts(in))
             g->at[i] = 0;
-        else if (wki_loop_is_row(p, i))
+        else if (wki_loop_is_row(p, i)) {
             g->at[i] = (int16_t)g->nrow++;
-        else {
+            g->at[WIDENED + i] = 0;
+        } else {
             g->at[i] = (int16_t)take_elem(g);
             release(g, i, -1);
         }
@@ -117,6 +115,8 @@ static void assign_lean(const wki_loop_plan *p, registers *g) {
         const wki_inst *in = &p->inst[i];
         if (wki_loop_given(in))
             g->at[i] = (int16_t)nc++;
+        else if (wki_loop_acts(in))
+            g->at[i] = 0;
         else if (rows && in->level == WKI_ROWV) {
             g->at[i] = (int16_t)nr++;
             g->at[WIDENED + i] = (int16_t)ne++;
@@ -124,6 +124,7 @@ static void assign_lean(const wki_loop_plan *p, registers *g) {
             g->at[i] = (int16_t)ne++;
         nred += in->code == WKI_L_REDUCE;
     }
+    g->ninst = p->ninst;
     g->nelem = ne;
     g->nrow = nr;
     g->nconst = nc;
@@ -141,9 +142,8 @@ static void place_registers(wki_loop_plan *p, const registers *g, int64_t elems,
     int32_t rpitch = p->layout == WKI_WIDE ? 64 : (int32_t)(wki_loop_up16(rows) + WKI_LOOP_PAD) * 4;
     int32_t row0 = g->nelem * epitch, const0 = row0 + g->nrow * rpitch;
     bool widened = p->layout == WKI_ROWS || p->layout == WKI_COLS;
-    for (int i = 0; i < p->ninst; i++) {
-        int c = p->inst[i].code;
-        if (c == WKI_L_CONST || c == WKI_L_ARG)
+    for (int i = 0; i < g->ninst; i++) {
+        if (wki_loop_given(&p->inst[i]))
             p->reg[i] = const0 + g->at[i] * 64;
         else if (wki_loop_is_row(p, i)) {
             p->reg[i] = row0 + g->at[i] * rpitch;
@@ -187,7 +187,8 @@ static int last_read(wki_loop_plan *p, const registers *g, const void *data, int
 static bool overtakes(const wki_loop_plan *p) {
     for (int i = 0; i < p->ninst; i++)
         for (int j = i + 1; p->inst[i].code == WKI_L_STORE && j < p->ninst; j++)
-            if (p->inst[j].code == WKI_L_LOAD && p->r->opnd[p->inst[j].a].data == p->r->opnd[p->inst[i].a].data)
+            if (p->inst[j].code == WKI_L_LOAD &&
+                p->r->opnd[p->inst[j].a].data == p->r->opnd[p->inst[i].a].data)
                 return true;
     return false;
 }
@@ -205,7 +206,7 @@ static bool direct_ok(const wki_loop_plan *p, int i, int safe) {
     wk_dtype dt = (wk_dtype)p->r->opnd[st->a].dtype;
     return def->code == WKI_L_PRIM && dt == (def->type == WKI_TF ? WK_F32 : WK_I32) && st->b >= safe &&
            wki_loop_is_row(p, i) == wki_loop_is_row(p, st->b) && p->direct[st->b] < 0 &&
-           !(p->r->prog->has_reduce && any_reduces(p, st->b));
+           !(p->reduces && any_reduces(p, st->b));
 }
 
 /* Lean plans let loads go first, and copy what a store may overwrite. */
@@ -214,11 +215,11 @@ static void order_lean(wki_loop_plan *p, bool aliased) {
     for (int pass = aliased ? 0 : 1; pass < 2; pass++)
         for (int i = 0; i < p->ninst; i++) {
             int c = p->inst[i].code;
-            if (c != WKI_L_CONST && c != WKI_L_ARG && (!aliased || (c == WKI_L_LOAD) == (pass == 0)))
+            if (!wki_loop_given(&p->inst[i]) && (!aliased || (c == WKI_L_LOAD) == (pass == 0)))
                 p->list[n++] = (int16_t)i;
             p->direct[i] = -1;
             if (c == WKI_L_STORE && direct_ok(p, i, -1))
-                p->direct[p->inst[i].b] = (int8_t)p->inst[i].a;
+                p->direct[p->inst[i].b] = p->inst[i].a;
         }
     p->nlist = n;
     if (aliased)
@@ -232,9 +233,8 @@ static void order_stores(wki_loop_plan *p, registers *g, bool aliased) {
     bool defer = aliased && overtakes(p);
     p->nlist = 0;
     for (int i = 0; i < p->ninst; i++) {
-        int c = p->inst[i].code;
         p->direct[i] = -1;
-        if (c != WKI_L_CONST && c != WKI_L_ARG && !(defer && c == WKI_L_STORE))
+        if (!wki_loop_given(&p->inst[i]) && !(defer && p->inst[i].code == WKI_L_STORE))
             p->list[p->nlist++] = (int16_t)i;
     }
     for (int i = 0; defer && i < p->ninst; i++)
@@ -246,7 +246,7 @@ static void order_stores(wki_loop_plan *p, registers *g, bool aliased) {
         if (p->inst[i].code == WKI_L_STORE) {
             int safe = aliased ? last_read(p, g, p->r->opnd[p->inst[i].a].data, i) : -1;
             if (direct_ok(p, i, safe))
-                p->direct[p->inst[i].b] = (int8_t)p->inst[i].a;
+                p->direct[p->inst[i].b] = p->inst[i].a;
         }
 }
 
@@ -257,7 +257,7 @@ static void use_view(wki_loop_plan *p, uint64_t *seen, int v) {
     if (*seen >> v & 1)
         return;
     *seen |= (uint64_t)1 << v;
-    p->view[p->nview++] = (int8_t)v;
+    p->view[p->nview++] = (int16_t)v;
     if (v < WKI_VIEW_INDEX) {
         p->stride[v] = r->opnd[v].stride;
         return;
@@ -277,7 +277,13 @@ static void use_view(wki_loop_plan *p, uint64_t *seen, int v) {
             }
 }
 
-/* Finds the views in use. Returns whether a store may write where a load reads. */
+static bool overlap(const wki_loop_plan *p, int v, int w) {
+    const wki_operand *a = &p->r->opnd[v], *b = &p->r->opnd[w];
+    const char *x = a->data, *y = b->data;
+    return x < y + p->end[w] * dtype_bytes[b->dtype] && y < x + p->end[v] * dtype_bytes[a->dtype];
+}
+
+/* Finds the views in use, and whether anything reduces. Returns whether a store may write where a load reads. */
 static bool find_views(wki_loop_plan *p) {
     const wki_loop_run *r = p->r;
     uint64_t seen = 0;
@@ -285,6 +291,7 @@ static bool find_views(wki_loop_plan *p) {
     p->nview = 0;
     for (int i = 0; i < p->ninst; i++) {
         int c = p->inst[i].code;
+        p->reduces |= c == WKI_L_REDUCE;
         if (c == WKI_L_LOAD || c == WKI_L_STORE || c == WKI_L_INDEX || c == WKI_L_RNG)
             use_view(p, &seen, wki_loop_view(r, &p->inst[i]));
     }
@@ -296,15 +303,13 @@ static bool find_views(wki_loop_plan *p) {
         p->end[v] = end;
         p->careful[v] = p->copied[v] = false;
     }
-    for (int j = r->prog->nload; j < r->prog->nload + r->prog->nstore; j++) {
-        const char *w = r->opnd[j].data;
-        for (int i = 0; i < r->prog->nload; i++) {
-            const char *d = r->opnd[i].data;
-            if ((seen >> i & seen >> j & 1) && d < w + p->end[j] * dtype_bytes[r->opnd[j].dtype] &&
-                w < d + p->end[i] * dtype_bytes[r->opnd[i].dtype])
-                aliased = p->careful[i] = true;
+    int nload = r->prog->nload, nopnd = nload + r->prog->nstore;
+    for (int k = 0; k < p->nview; k++)
+        for (int l = 0, w = p->view[k]; w >= nload && w < nopnd && l < p->nview; l++) {
+            int v = p->view[l];
+            if (v < nload && overlap(p, v, w))
+                aliased = p->careful[v] = true;
         }
-    }
     return aliased;
 }
 
@@ -346,8 +351,11 @@ static void address(wki_loop_plan *p, int first) {
         int v = p->view[k];
         const int64_t *st = p->stride[v];
         switch (p->layout) {
-        case WKI_ROWS: span_over(&p->row[v], r->size, st, 0, keep); /* fall through */
-        case WKI_FLAT: span_over(&p->elem[v], r->size, st, 0, nd); break;
+        case WKI_ROWS:
+            span_over(&p->row[v], r->size, st, 0, keep); /* fall through */
+        case WKI_FLAT:
+            span_over(&p->elem[v], r->size, st, 0, nd);
+            break;
         case WKI_WIDE:
             span_over(&p->outer[v], r->size, st, 0, keep);
             span_over(&p->elem[v], r->size, st, keep, nd);
@@ -401,7 +409,8 @@ static bool lay_rows(wki_loop_plan *p, const registers *g) {
     p->tight = p->ncol % 16 != 0;
     p->tile = p->nrow;
     p->units = 1;
-    if (p->nelem <= WKI_LOOP_TILE && g->nelem * p->nelem * 4 <= CACHE_BYTES && fits(p, g, p->nelem, p->nrow)) {
+    if (p->nelem <= WKI_LOOP_TILE && g->nelem * p->nelem * 4 <= CACHE_BYTES &&
+        fits(p, g, p->nelem, p->nrow)) {
         address(p, 0);
         place_registers(p, g, p->nelem, p->nrow);
         return true;
@@ -473,7 +482,8 @@ static void lay_cols(wki_loop_plan *p, const registers *g) {
         p->tile = p->ncol;
     } else {
         p->tile = WKI_LOOP_RUN;
-        while (p->tile > 1 && (p->tile * p->inner > WKI_LOOP_CHUNK || !fits(p, g, p->tile * p->inner, p->inner)))
+        while (p->tile > 1 &&
+               (p->tile * p->inner > WKI_LOOP_CHUNK || !fits(p, g, p->tile * p->inner, p->inner)))
             p->tile /= 2;
     }
     int64_t elems = p->tile * p->bsize;
@@ -507,7 +517,7 @@ static bool make_plan(wki_loop_plan *p, const wki_loop_run *r) {
     p->inst = r->prog->inst;
     p->ninst = r->prog->ninst;
     p->pool = NULL;
-    p->split = p->block = p->tight = false;
+    p->split = p->block = p->tight = p->reduces = false;
     p->nrow = p->ncol = 1;
     for (int d = 0; d < keep; d++)
         p->nrow *= r->size[d];
@@ -569,7 +579,7 @@ static bool contiguous(const wki_loop_run *r, const wki_operand *o) {
 static bool run_plain(const wki_loop_run *r, wki_loop_plain *run) {
     const wki_loop *p = r->prog;
     int64_t n = 1;
-    if (r->nred || p->has_reduce || p->ninst > WKI_LOOP_PLAIN || p->inst[p->ninst - 1].code != WKI_L_STORE)
+    if (r->nred || p->ninst > WKI_LOOP_PLAIN || p->inst[p->ninst - 1].code != WKI_L_STORE)
         return false;
     for (int d = 0; d < r->ndim; d++)
         n *= r->size[d];
@@ -584,7 +594,8 @@ static bool run_plain(const wki_loop_run *r, wki_loop_plain *run) {
         overtaken |= p->inst[i].code == WKI_L_LOAD && codes >> WKI_L_STORE & 1;
         codes |= 1u << p->inst[i].code;
     }
-    if (codes & ~(1u << WKI_L_LOAD | 1u << WKI_L_STORE | 1u << WKI_L_PRIM | 1u << WKI_L_CONST | 1u << WKI_L_ARG))
+    if (codes &
+        ~(1u << WKI_L_LOAD | 1u << WKI_L_STORE | 1u << WKI_L_PRIM | 1u << WKI_L_CONST | 1u << WKI_L_ARG))
         return false;
     for (int i = 0; i < p->nload; i++)
         for (int j = 0; j < p->nstore; j++) { /* no element has more than 8 bytes */
@@ -609,7 +620,8 @@ static void run_part(void *arg, int64_t begin, int64_t end, int worker) {
     j->run(j->plan, begin, end);
 }
 
-static __attribute__((noinline)) bool run_planned(const wki_loop_run *r, wki_loop_units *run, wki_pool *pool) {
+static __attribute__((noinline)) bool run_planned(const wki_loop_run *r, wki_loop_units *run,
+                                                  wki_pool *pool) {
     wki_loop_plan p;
     if (!make_plan(&p, r))
         return true;

@@ -24,9 +24,10 @@ enum {
     WKI_LOOP_SMALL = 1 << 15,   /* the same where that is enough */
     WKI_LOOP_TILE = 1008,       /* elements of a usual tile: with WKI_LOOP_PAD, 4096 bytes */
     WKI_LOOP_LEAN = 6 << 10,    /* element-instructions up to which a plan saves no registers */
-    WKI_LOOP_PLAIN = 32,        /* instructions of a plain program; a register of 64 elements each fits WKI_LOOP_SMALL */
-    WKI_LOOP_PAD = 16,          /* floats after an ELEM or ROW register that may be read and overwritten */
-    WKI_LOOP_COLS_WHOLE = 256,  /* COLS: up to so many rows make one block, and tiles of several RED steps */
+    WKI_LOOP_PLAIN =
+        32, /* instructions of a plain program; a register of 64 elements each fits WKI_LOOP_SMALL */
+    WKI_LOOP_PAD = 16,         /* floats after an ELEM or ROW register that may be read and overwritten */
+    WKI_LOOP_COLS_WHOLE = 256, /* COLS: up to so many rows make one block, and tiles of several RED steps */
 };
 
 /* What is addressed by strides: the operands, and what INDEX and RNG read, whose "data" is the offset itself. */
@@ -50,9 +51,10 @@ typedef struct wki_loop_plan {
     wki_pool *pool; /* for the passes of a split row; NULL where units run in parallel */
     int64_t grain;  /* elements that are worth a thread */
     wki_layout layout;
-    bool split;
-    bool block;     /* COLS: a tile is one RED step of a block of rows, addressed over `row` */
-    bool tight;     /* reductions read whole vectors at row ends: loads want WKI_LOOP_PAD readable floats behind a tile */
+    bool split, reduces;
+    bool block; /* COLS: a tile is one RED step of a block of rows, addressed over `row` */
+    bool
+        tight; /* reductions read whole vectors at row ends: loads want WKI_LOOP_PAD readable floats behind a tile */
     int ninst, nstage;
     int64_t nrow, ncol, nelem; /* rows; columns; elements of the range over which `elem` runs */
     int64_t units;             /* of independent work: tiles (FLAT, ROWS), rows (WIDE), row blocks (COLS) */
@@ -62,28 +64,29 @@ typedef struct wki_loop_plan {
 
     int nlist;
     int16_t list[WKI_LOOP_MAX_INST]; /* execution order when not split */
-    int32_t reg[2 * WKI_LOOP_MAX_INST]; /* byte offset of value i's register; from MAX_INST on: ROW values widened to ELEM */
-    int32_t acc, acc_bytes;             /* reductions in progress: where, and bytes of each: accumulators, totals */
-    int32_t bytes;                      /* of all that */
-    int8_t direct[WKI_LOOP_MAX_INST];   /* operand that value i may be computed into, or -1 */
-    uint8_t stage[WKI_LOOP_MAX_INST];   /* pass after which a value can be had */
+    int32_t reg
+        [2 *
+         WKI_LOOP_MAX_INST]; /* byte offset of value i's register; from MAX_INST on: ROW values widened to ELEM */
+    int32_t acc, acc_bytes; /* reductions in progress: where, and bytes of each: accumulators, totals */
+    int32_t bytes;          /* of all that */
+    int16_t direct[WKI_LOOP_MAX_INST]; /* operand that value i may be computed into, or -1 */
+    uint8_t stage[WKI_LOOP_MAX_INST];  /* pass after which a value can be had */
 
     int nview;
-    int8_t view[WKI_VIEWS];       /* those in use */
-    bool careful[WKI_VIEWS];      /* read no float beyond the range, not even unused: another worker may write there */
-    bool copied[WKI_VIEWS];       /* loads copy: a store comes before the last use */
-    int64_t end[WKI_VIEWS];       /* elements from `data` to the end of the operand */
+    int16_t view[WKI_VIEWS]; /* those in use */
+    bool careful
+        [WKI_VIEWS]; /* read no float beyond the range, not even unused: another worker may write there */
+    bool copied[WKI_VIEWS]; /* loads copy: a store comes before the last use */
+    int64_t end[WKI_VIEWS]; /* elements from `data` to the end of the operand */
     const int64_t *stride[WKI_VIEWS];
-    wki_span outer[WKI_VIEWS];    /* over units (WIDE: rows; COLS: what is outside `row`) */
-    wki_span elem[WKI_VIEWS];     /* FLAT, ROWS: all; WIDE: RED; COLS: RED and `row`, or RED where `block` */
-    wki_span row[WKI_VIEWS];      /* ROWS: KEEP; WIDE: nothing; COLS: innermost KEEP dimensions */
-    int64_t logical[WKI_LOOP_MAX_DIMS];                      /* strides of WKI_VIEW_RNG */
+    wki_span outer[WKI_VIEWS]; /* over units (WIDE: rows; COLS: what is outside `row`) */
+    wki_span elem[WKI_VIEWS];  /* FLAT, ROWS: all; WIDE: RED; COLS: RED and `row`, or RED where `block` */
+    wki_span row[WKI_VIEWS];   /* ROWS: KEEP; WIDE: nothing; COLS: innermost KEEP dimensions */
+    int64_t logical[WKI_LOOP_MAX_DIMS];                     /* strides of WKI_VIEW_RNG */
     int64_t unit[WKI_LOOP_MAX_DIMS + 1][WKI_LOOP_MAX_DIMS]; /* of WKI_VIEW_INDEX */
 } wki_loop_plan;
 
-static inline int64_t wki_loop_up16(int64_t n) {
-    return (n + 15) & ~(int64_t)15;
-}
+static inline int64_t wki_loop_up16(int64_t n) { return (n + 15) & ~(int64_t)15; }
 
 /* The values an instruction uses; returns how many. */
 static inline int wki_loop_uses(const wki_inst *in, int16_t *v) {
@@ -97,10 +100,15 @@ static inline int wki_loop_uses(const wki_inst *in, int16_t *v) {
         v[1] = in->b;
         v[2] = in->c;
         return arity[in->sub];
-    case WKI_L_STORE: v[0] = in->b; return 1;
+    case WKI_L_STORE:
+        v[0] = in->b;
+        return 1;
     case WKI_L_REDUCE:
-    case WKI_L_CHECK: v[0] = in->a; return 1;
-    default: return 0;
+    case WKI_L_CHECK:
+        v[0] = in->a;
+        return 1;
+    default:
+        return 0;
     }
 }
 

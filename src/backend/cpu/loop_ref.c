@@ -21,9 +21,7 @@ static bool is_row(const machine *m, int v) {
     return m->r->nred > 0 && m->r->prog->inst[v].level == WKI_ROWV;
 }
 
-static cell value(const machine *m, int v) {
-    return is_row(m, v) ? m->row[v] : m->elem[v];
-}
+static cell value(const machine *m, int v) { return is_row(m, v) ? m->row[v] : m->elem[v]; }
 
 /* ---- operands ------------------------------------------------------------------------------------------------------ */
 
@@ -38,17 +36,28 @@ static cell load(const machine *m, const wki_operand *o) {
     int64_t at = place(m, o);
     cell v = {.i = 0};
     switch ((wk_dtype)o->dtype) {
-    case WK_F32: v.f = ((const float *)o->data)[at]; break;
-    case WK_F64: v.f = (float)((const double *)o->data)[at]; break;
-    case WK_I32: v.i = ((const int32_t *)o->data)[at]; break;
-    case WK_U8: v.i = ((const uint8_t *)o->data)[at]; break;
-    case WK_BOOL: v.i = -(((const uint8_t *)o->data)[at] != 0); break;
+    case WK_F32:
+        v.f = ((const float *)o->data)[at];
+        break;
+    case WK_F64:
+        v.f = (float)((const double *)o->data)[at];
+        break;
+    case WK_I32:
+        v.i = ((const int32_t *)o->data)[at];
+        break;
+    case WK_U8:
+        v.i = ((const uint8_t *)o->data)[at];
+        break;
+    case WK_BOOL:
+        v.i = -(((const uint8_t *)o->data)[at] != 0);
+        break;
     case WK_I64: { /* saturates, so what was out of an int32 range check's bounds stays so */
         int64_t x = ((const int64_t *)o->data)[at];
         v.i = x > INT32_MAX ? INT32_MAX : x < INT32_MIN ? INT32_MIN : (int32_t)x;
         break;
     }
-    default: break;
+    default:
+        break;
     }
     return v;
 }
@@ -59,13 +68,26 @@ static void store(const machine *m, const wki_operand *o, cell v, int type) {
     int64_t at = place(m, o);
     int32_t i = type == WKI_TF ? wks_f2i(v.f) : v.i;
     switch ((wk_dtype)o->dtype) {
-    case WK_F32: ((float *)o->data)[at] = type == WKI_TF ? v.f : (float)v.i; break;
-    case WK_F64: ((double *)o->data)[at] = type == WKI_TF ? (double)v.f : (double)v.i; break;
-    case WK_I32: ((int32_t *)o->data)[at] = i; break;
-    case WK_I64: ((int64_t *)o->data)[at] = i; break;
-    case WK_U8: ((uint8_t *)o->data)[at] = (uint8_t)i; break;
-    case WK_BOOL: ((uint8_t *)o->data)[at] = type == WKI_TF ? v.f != 0.0f : (uint8_t)(v.i & 1); break;
-    default: break;
+    case WK_F32:
+        ((float *)o->data)[at] = type == WKI_TF ? v.f : (float)v.i;
+        break;
+    case WK_F64:
+        ((double *)o->data)[at] = type == WKI_TF ? (double)v.f : (double)v.i;
+        break;
+    case WK_I32:
+        ((int32_t *)o->data)[at] = i;
+        break;
+    case WK_I64:
+        ((int64_t *)o->data)[at] = i;
+        break;
+    case WK_U8:
+        ((uint8_t *)o->data)[at] = (uint8_t)i;
+        break;
+    case WK_BOOL:
+        ((uint8_t *)o->data)[at] = type == WKI_TF ? v.f != 0.0f : (uint8_t)(v.i & 1);
+        break;
+    default:
+        break;
     }
 }
 
@@ -75,19 +97,52 @@ static void store(const machine *m, const wki_operand *o, cell v, int type) {
 static cell prim(int p, cell a, cell b, cell c) {
     cell r = {.i = 0};
     switch ((wki_prim)p) {
-#define P_F_F(E, n) case WKI_P_##E: r.f = wks_##n(a.f); break;
-#define P_F_FF(E, n) case WKI_P_##E: r.f = wks_##n(a.f, b.f); break;
-#define P_F_FFF(E, n) case WKI_P_##E: r.f = wks_##n(a.f, b.f, c.f); break;
-#define P_I_FF(E, n) case WKI_P_##E: r.i = wks_##n(a.f, b.f); break;
-#define P_I_I(E, n) case WKI_P_##E: r.i = wks_##n(a.i); break;
-#define P_I_II(E, n) case WKI_P_##E: r.i = wks_##n(a.i, b.i); break;
-#define P_F_IFF(E, n) case WKI_P_##E: r.f = wks_##n(a.i, b.f, c.f); break;
-#define P_I_III(E, n) case WKI_P_##E: r.i = wks_##n(a.i, b.i, c.i); break;
-#define P_F_I(E, n) case WKI_P_##E: r.f = wks_##n(a.i); break;
-#define P_I_F(E, n) case WKI_P_##E: r.i = wks_##n(a.f); break;
-#define P_RNG(E, n) case WKI_P_##E: break;
+#define P_F_F(E, n)                                                                                          \
+    case WKI_P_##E:                                                                                          \
+        r.f = wks_##n(a.f);                                                                                  \
+        break;
+#define P_F_FF(E, n)                                                                                         \
+    case WKI_P_##E:                                                                                          \
+        r.f = wks_##n(a.f, b.f);                                                                             \
+        break;
+#define P_F_FFF(E, n)                                                                                        \
+    case WKI_P_##E:                                                                                          \
+        r.f = wks_##n(a.f, b.f, c.f);                                                                        \
+        break;
+#define P_I_FF(E, n)                                                                                         \
+    case WKI_P_##E:                                                                                          \
+        r.i = wks_##n(a.f, b.f);                                                                             \
+        break;
+#define P_I_I(E, n)                                                                                          \
+    case WKI_P_##E:                                                                                          \
+        r.i = wks_##n(a.i);                                                                                  \
+        break;
+#define P_I_II(E, n)                                                                                         \
+    case WKI_P_##E:                                                                                          \
+        r.i = wks_##n(a.i, b.i);                                                                             \
+        break;
+#define P_F_IFF(E, n)                                                                                        \
+    case WKI_P_##E:                                                                                          \
+        r.f = wks_##n(a.i, b.f, c.f);                                                                        \
+        break;
+#define P_I_III(E, n)                                                                                        \
+    case WKI_P_##E:                                                                                          \
+        r.i = wks_##n(a.i, b.i, c.i);                                                                        \
+        break;
+#define P_F_I(E, n)                                                                                          \
+    case WKI_P_##E:                                                                                          \
+        r.f = wks_##n(a.i);                                                                                  \
+        break;
+#define P_I_F(E, n)                                                                                          \
+    case WKI_P_##E:                                                                                          \
+        r.i = wks_##n(a.f);                                                                                  \
+        break;
+#define P_RNG(E, n)                                                                                          \
+    case WKI_P_##E:                                                                                          \
+        break;
 #include "ops/prims.def"
-    case WKI_P_COUNT: break;
+    case WKI_P_COUNT:
+        break;
     }
     return r;
 }
@@ -110,9 +165,7 @@ static int32_t index_from_end(const machine *m, int a) {
     return 0;
 }
 
-static cell operand(const machine *m, int v) {
-    return v >= 0 ? value(m, v) : (cell){.i = 0};
-}
+static cell operand(const machine *m, int v) { return v >= 0 ? value(m, v) : (cell){.i = 0}; }
 
 /* One of SUM, MAX, MIN in the register's type. Of NaN and number MAX and MIN give NaN; integer sums wrap. */
 static cell combine(const wki_inst *in, cell a, cell b) {
@@ -139,16 +192,24 @@ static cell compute(const machine *m, int i) {
     const wki_loop_run *r = m->r;
     const wki_inst *in = &r->prog->inst[i];
     switch ((wki_loop_code)in->code) {
-    case WKI_L_LOAD: return load(m, &r->opnd[in->a]);
-    case WKI_L_PRIM: return prim(in->sub, operand(m, in->a), operand(m, in->b), operand(m, in->c));
-    case WKI_L_CONST: return (cell){.i = in->imm.i};
-    case WKI_L_ARG: return (cell){.f = r->arg[in->a]};
-    case WKI_L_INDEX: return (cell){.i = index_from_end(m, in->a)};
+    case WKI_L_LOAD:
+        return load(m, &r->opnd[in->a]);
+    case WKI_L_PRIM:
+        return prim(in->sub, operand(m, in->a), operand(m, in->b), operand(m, in->c));
+    case WKI_L_CONST:
+        return (cell){.i = in->imm.i};
+    case WKI_L_ARG:
+        return (cell){.f = r->arg[in->a]};
+    case WKI_L_INDEX:
+        return (cell){.i = index_from_end(m, in->a)};
     case WKI_L_RNG:
-        return (cell){.f = in->sub == WKI_P_NORMAL ? wks_normal(r->seed, r->rng_seq[in->a], logical_index(m))
-                                                   : wks_uniform(r->seed, r->rng_seq[in->a], logical_index(m))};
-    case WKI_L_REDUCE: return combine(in, identity(in), value(m, in->a)); /* nred == 0: over one element */
-    default: return (cell){.i = 0};
+        return (cell){.f = in->sub == WKI_P_NORMAL
+                               ? wks_normal(r->seed, r->rng_seq[in->a], logical_index(m))
+                               : wks_uniform(r->seed, r->rng_seq[in->a], logical_index(m))};
+    case WKI_L_REDUCE:
+        return combine(in, identity(in), value(m, in->a)); /* nred == 0: over one element */
+    default:
+        return (cell){.i = 0};
     }
 }
 
@@ -160,9 +221,7 @@ static void act(const machine *m, int i) {
         __atomic_store_n(m->r->fault, in->imm.i + 1, __ATOMIC_RELAXED);
 }
 
-static bool acts(const wki_inst *in) {
-    return in->code == WKI_L_STORE || in->code == WKI_L_CHECK;
-}
+static bool acts(const wki_inst *in) { return in->code == WKI_L_STORE || in->code == WKI_L_CHECK; }
 
 static void compute_elems(machine *m, int until) {
     for (int i = 0; i < until; i++)
