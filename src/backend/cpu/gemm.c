@@ -1,8 +1,9 @@
 /* The driver of the packed GEMM, shared by all tiers: how a problem is cut into blocks and tiles, what is packed, and
  * which thread takes what. Calls base/pool and the tiers. The loops are Goto's (Goto and van de Geijn, "Anatomy of
- * High-Performance Matrix Multiplication", 2008): a block of B (kc, nc) packed by all threads, under it blocks of
- * A (mc, kc) packed by each thread for itself. Packing is left out where a tile can read the operand as it lies at no
- * loss, which makes small problems a plain loop over tiles. */
+ * High-Performance Matrix Multiplication", 2008): a block of B (kc, nc), under it blocks of A (mc, kc) that each thread
+ * packs for itself. Threads that share the columns of B pack it together beforehand; a thread that has its columns
+ * to itself packs them as it goes, while they are in its cache. Packing is left out where a tile can read the operand
+ * as it lies at no loss, which makes small problems a plain loop over tiles. */
 #include "backend/cpu/gemm.h"
 
 #include "backend/cpu/gemm_tier.h"
@@ -135,7 +136,8 @@ static plan make_plan(const wki_gemm *g, wki_isa isa, int nthreads) {
     return pl;
 }
 
-/* One block of one matrix under the loops over n and k, handed to the threads twice: to pack B, then to compute. */
+/* One block of one matrix under the loops over n and k, handed to the threads to compute, and before that, unless
+ * each packs its own strips, to pack B. */
 typedef struct {
     const wki_gemm *g;
     const plan *pl;

@@ -15,7 +15,8 @@ typedef enum { WKI_ACT_NONE, WKI_ACT_RELU } wki_act;
  * Strides count elements. Those of A and B may be anything, 0 and negative included; C has unit column stride, and
  * must not overlap A, B or, from one batch to the next, itself. Batch stride 0 in A or B shares the matrix.
  * alpha is an ordinary factor (0 still reads A and B); beta 0 never reads C; k 0 leaves out the product.
- * RELU keeps NaN. Each sum runs over k in order, in blocks whose size depends on k alone. */
+ * RELU keeps NaN. Each sum runs over k in order, in blocks whose size depends on k alone, except that the sums of a
+ * single row or column may be of interleaved parts: the order is a function of the problem and the tier. */
 typedef struct {
     int64_t m, n, k, batch;
     const float *a;
