@@ -52,6 +52,38 @@ static int64_t lower_bound(const wki_plan *p, const life *l) {
     return best;
 }
 
+/* Gives each of todo[0..m) its place; returns the bytes it takes. `busy` is scratch: what is placed, by offset. */
+static int64_t place(life **todo, int m, life **busy, bool in_time) {
+    int64_t total = 0;
+    int nbusy = 0;
+    qsort(todo, (size_t)m, sizeof *todo, in_time ? by_time : by_size);
+    for (int i = 0; i < m; i++) {
+        life *v = todo[i];
+        int64_t at = 0;
+        int kept = 0;
+        for (int j = 0; in_time && j < nbusy; j++)
+            if (busy[j]->last >= v->first)
+                busy[kept++] = busy[j];
+        nbusy = in_time ? kept : nbusy;
+        for (int j = 0; j < nbusy; j++) {
+            const life *o = busy[j];
+            if (o->first > v->last || v->first > o->last)
+                continue;
+            if (at + v->size <= o->at)
+                break;
+            if (o->at + o->size > at)
+                at = o->at + o->size;
+        }
+        v->at = at;
+        total = at + v->size > total ? at + v->size : total;
+        int j = nbusy++;
+        for (; j > 0 && busy[j - 1]->at > at; j--)
+            busy[j] = busy[j - 1];
+        busy[j] = v;
+    }
+    return total;
+}
+
 bool wki_pass_memory(wk_ctx *c, wki_plan *p) {
     size_t n = (size_t)p->nbuf + 1;
     life *l = wki_malloc(n * sizeof *l), **todo = wki_malloc(n * sizeof *todo), **busy = wki_malloc(n * sizeof *busy);
@@ -77,38 +109,16 @@ bool wki_pass_memory(wk_ctx *c, wki_plan *p) {
     for (int b = 0; b < p->nbuf; b++)
         if (p->buf[b].kind == WKI_B_ARENA && l[b].first >= 0)
             todo[m++] = &l[b];
-    bool in_time = m > MANY;
-    qsort(todo, (size_t)m, sizeof *todo, in_time ? by_time : by_size);
-    int nbusy = 0; /* busy: what is placed, by offset */
-    for (int i = 0; i < m; i++) {
-        life *v = todo[i];
-        int64_t at = 0;
-        if (in_time) {
-            int kept = 0;
-            for (int j = 0; j < nbusy; j++)
-                if (busy[j]->last >= v->first)
-                    busy[kept++] = busy[j];
-            nbusy = kept;
-        }
-        for (int j = 0; j < nbusy; j++) {
-            const life *o = busy[j];
-            if (o->first > v->last || v->first > o->last)
-                continue;
-            if (at + v->size <= o->at)
-                break;
-            if (o->at + o->size > at)
-                at = o->at + o->size;
-        }
-        v->at = at;
-        p->buf[v->buf].arena = at;
-        if (at + v->size > p->arena_bytes)
-            p->arena_bytes = at + v->size;
-        int j = nbusy++;
-        for (; j > 0 && busy[j - 1]->at > at; j--)
-            busy[j] = busy[j - 1];
-        busy[j] = v;
-    }
     p->lower_bound = lower_bound(p, l);
+    p->arena_bytes = place(todo, m, busy, m > MANY);
+    for (int i = 0; i < m; i++)
+        p->buf[todo[i]->buf].arena = todo[i]->at;
+    if (m <= MANY && p->arena_bytes > p->lower_bound) { /* the other order may waste less */
+        int64_t other = place(todo, m, busy, true);
+        for (int i = 0; i < m && other < p->arena_bytes; i++)
+            p->buf[todo[i]->buf].arena = todo[i]->at;
+        p->arena_bytes = other < p->arena_bytes ? other : p->arena_bytes;
+    }
 end:
     wki_free(l);
     wki_free(todo);

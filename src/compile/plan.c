@@ -280,6 +280,7 @@ static wki_plan *build(wk_ctx *c, wki_plan_cache *pc, uint64_t hash) {
     if (!p->g || !wki_graph_verify(c, p->g))
         goto fail;
     wki_pass_dead(p->g);
+    wki_pass_epilogue(p->g);
     if (trace("graph"))
         wki_graph_print(p->g);
     s = grouping(c, pc, p->g);

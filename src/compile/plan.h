@@ -36,6 +36,8 @@ bool wki_map_ref(const wki_domain *d, const wki_domain *own, const wki_gnode *n,
 
 /* Marks nodes whose results nobody needs. */
 void wki_pass_dead(wki_graph *g);
+/* Makes one op of a linear and the relu that alone reads it (compile/epilogue.c). */
+void wki_pass_epilogue(wki_graph *g);
 /* Groups loop ops that share a domain; false after wki_fail. */
 bool wki_pass_fuse(wk_ctx *c, const wki_graph *g, wki_groups *out);
 void wki_groups_free(wki_groups *gr);

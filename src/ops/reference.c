@@ -56,6 +56,10 @@ wki_tensor *wki_ref_linear(wk_ctx *c, wki_tensor *x, wki_tensor *w, wki_tensor *
     return b ? wki_add(c, y, b) : y;
 }
 
+wki_tensor *wki_ref_linear_relu(wk_ctx *c, wki_tensor *x, wki_tensor *w, wki_tensor *b) {
+    return wki_relu(c, wki_ref_linear(c, x, w, b));
+}
+
 /* ---- convolution ---------------------------------------------------------------------------------------------------- */
 
 /* Selection as a product: dy (..., n along dim, ...) with the (n, size) matrix that is 1 at (j, start + j step). */

@@ -168,11 +168,12 @@ size_t wki_k_linear_gemm_workspace(const wki_launch *l) {
     return wki_k_add(bias_bytes(&l->in[2]), products_workspace(&p));
 }
 
-bool wki_k_linear_gemm_run(const wki_launch *l) {
+static bool run_linear(const wki_launch *l, wki_act act) {
     const wki_view *b = &l->in[2];
     if (l->out[0].numel == 0)
         return true;
     products p = linear_products(l);
+    p.g.act = act;
     char *workspace = l->workspace;
     if (copied_bias(b)) {
         wki_k_copy_plain(workspace, b, NULL);
@@ -184,3 +185,9 @@ bool wki_k_linear_gemm_run(const wki_launch *l) {
     run_products(&p, workspace);
     return true;
 }
+
+bool wki_k_linear_gemm_run(const wki_launch *l) { return run_linear(l, WKI_ACT_NONE); }
+
+bool wki_k_linear_relu_gemm_ok(const wki_launch *l) { return wki_k_linear_gemm_ok(l); }
+size_t wki_k_linear_relu_gemm_workspace(const wki_launch *l) { return wki_k_linear_gemm_workspace(l); }
+bool wki_k_linear_relu_gemm_run(const wki_launch *l) { return run_linear(l, WKI_ACT_RELU); }

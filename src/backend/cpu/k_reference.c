@@ -98,6 +98,16 @@ bool wki_k_linear_reference_run(const wki_launch *l) {
     return true;
 }
 
+ALWAYS(linear_relu_reference)
+bool wki_k_linear_relu_reference_run(const wki_launch *l) {
+    if (!wki_k_linear_reference_run(l))
+        return false;
+    float *y = l->out[0].data;
+    for (int64_t i = 0; i < l->out[0].numel; i++)
+        y[i] = y[i] < 0 ? 0 : y[i];
+    return true;
+}
+
 /* ---- convolution --------------------------------------------------------------------------------------- */
 
 /* Element (n, c, h, w), 0 in the padding around. */

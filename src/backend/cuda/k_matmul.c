@@ -163,7 +163,7 @@ static bool bias_rows(const wki_launch *l, int64_t rows) {
     return wki_cuda_copy(l->c, 4, 2, size, wki_at_of(y), ds, wki_at_of(b), ss);
 }
 
-bool wki_k_cuda_linear_run(const wki_launch *l) {
+static bool run_linear(const wki_launch *l, bool relu) {
     const wki_view *y = &l->out[0];
     if (y->numel == 0)
         return true;
@@ -174,7 +174,9 @@ bool wki_k_cuda_linear_run(const wki_launch *l) {
     bool bias = !wki_view_absent(&l->in[2]);
     char *at = l->workspace;
     wki_cu_gemm_args args = {.c = wki_addr_of(y), .alpha = 1};
-    wki_cu_gemm g = {.epilogue = bias ? WKI_CU_EPILOGUE_BIAS : WKI_CU_EPILOGUE_NONE,
+    wki_cu_gemm g = {.epilogue = bias ? relu ? WKI_CU_EPILOGUE_RELU_BIAS : WKI_CU_EPILOGUE_BIAS
+                                 : relu ? WKI_CU_EPILOGUE_RELU
+                                        : WKI_CU_EPILOGUE_NONE,
                      .m = x.rows,
                      .n = w.cols,
                      .k = x.cols,
@@ -185,3 +187,10 @@ bool wki_k_cuda_linear_run(const wki_launch *l) {
     return settle(l->c, &x, &at, &args.a) && settle(l->c, &w, &at, &args.b) &&
            (!bias || settle(l->c, &b, &at, &args.bias)) && wki_cuda_gemm(l->c, &g, &args);
 }
+
+bool wki_k_cuda_linear_run(const wki_launch *l) { return run_linear(l, false); }
+
+/* Without columns there is nothing but the bias, which no epilogue would see. */
+bool wki_k_cuda_linear_relu_ok(const wki_launch *l) { return wki_k_cuda_linear_ok(l) && l->in[1].size[1] > 0; }
+size_t wki_k_cuda_linear_relu_workspace(const wki_launch *l) { return wki_k_cuda_linear_workspace(l); }
+bool wki_k_cuda_linear_relu_run(const wki_launch *l) { return run_linear(l, true); }
