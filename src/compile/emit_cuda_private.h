@@ -81,7 +81,7 @@ typedef struct wki_cu_emitter {
     int indent;
     int npass;
     uint8_t live[WKI_LOOP_MAX_INST]; /* needed by a store or a check */
-    uint8_t pass[WKI_LOOP_MAX_INST]; /* of a REDUCE: its own; of a value: of the last REDUCE behind it, or 0 */
+    uint8_t pass[WKI_LOOP_MAX_INST]; /* of a REDUCE: its own; of others: of the last REDUCE behind it */
     uint8_t done[WKI_LOOP_MAX_INST]; /* keeping: pass that computes an element's value */
     uint8_t kept[WKI_LOOP_MAX_INST]; /* keeping: a later pass uses it */
     bool keep;                       /* a row is held in registers */
