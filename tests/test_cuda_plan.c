@@ -1,7 +1,10 @@
 /* Plans on the CUDA device against the same plans on the CPU: launched one by one and as a graph, with inputs, addresses and
  * VALUEs that change from call to call. What is a loop program must be equal to the bit; sums that a library takes in its
  * own order are held to a bound. Skipped without a device. */
-#include "base/alloc.h"
+#define _GNU_SOURCE /* asprintf */
+
+#include "backend/cuda/cu.h"
+#include "embed.h"
 #include "harness.h"
 #include "util_api.h"
 #include "util_models.h"
@@ -35,6 +38,30 @@ static wk_ctx *ctx_on(wk_device d) {
     wk_ctx *c = wk_ctx_new(NULL);
     wk_use_device(c, d);
     return c;
+}
+
+/* ---- texts ------------------------------------------------------------------------------------------------------------- */
+
+/* The hand-written kernels compile, as a device would have them; without a device too. */
+TEST(cuda_plan, kernels_compile) {
+    static const char *const families[] = {wki_embed_k_copy_cuh, wki_embed_k_conv_cuh, wki_embed_k_pool_cuh,
+                                           wki_embed_k_index_cuh};
+    static const char *const archs[] = {"sm_80", "sm_90"};
+    wki_nvrtc *rtc;
+    wki_cu_error err = {0};
+    if (wki_nvrtc_open(NULL, 0, &rtc, &err))
+        SKIP("%s", err.text);
+    for (int i = 0; i < 8; i++) {
+        char *text;
+        CHECK(asprintf(&text, "%s%s%s", wki_embed_k_params_cuh, wki_embed_k_common_cuh, families[i / 2]) > 0);
+        wki_nvrtc_source source = {.text = text, .name = "kernels.cu", .arch = archs[i % 2]};
+        wki_nvrtc_binary binary;
+        if (wki_nvrtc_compile(rtc, &source, &binary, &err) || binary.log)
+            FAIL("family %d for %s: %s", i / 2, archs[i % 2], binary.log ? binary.log : err.text);
+        wki_nvrtc_binary_free(&binary);
+        free(text);
+    }
+    wki_nvrtc_close(rtc);
 }
 
 /* ---- a graph, its inputs, and both devices ----------------------------------------------------------------------------- */

@@ -1,4 +1,5 @@
 /* What hand-written CUDA kernels share. Stands behind k_params.cuh. */
+#pragma nv_diag_suppress 177 /* a program may have no use for some of these */
 typedef unsigned wkk_u32;
 
 #define WKK_KERNEL extern "C" __global__ void __launch_bounds__(WKK_THREADS)
