@@ -1,7 +1,10 @@
 /* Plans on the CUDA device against the same plans on the CPU: launched one by one and as a graph, with inputs, addresses and
  * VALUEs that change from call to call. What is a loop program must be equal to the bit; sums that a library takes in its
  * own order are held to a bound. Skipped without a device. */
-#include "base/alloc.h"
+#define _GNU_SOURCE /* asprintf */
+
+#include "backend/cuda/cu.h"
+#include "embed.h"
 #include "harness.h"
 #include "util_api.h"
 #include "util_models.h"
@@ -35,6 +38,30 @@ static wk_ctx *ctx_on(wk_device d) {
     wk_ctx *c = wk_ctx_new(NULL);
     wk_use_device(c, d);
     return c;
+}
+
+/* ---- texts ------------------------------------------------------------------------------------------------------------- */
+
+/* The hand-written kernels compile, as a device would have them; without a device too. */
+TEST(cuda_plan, kernels_compile) {
+    static const char *const families[] = {wki_embed_k_copy_cuh, wki_embed_k_product_cuh, wki_embed_k_conv_cuh,
+                                           wki_embed_k_pool_cuh, wki_embed_k_index_cuh};
+    static const char *const archs[] = {"sm_80", "sm_90"};
+    wki_nvrtc *rtc;
+    wki_cu_error err = {0};
+    if (wki_nvrtc_open(NULL, 0, &rtc, &err))
+        SKIP("%s", err.text);
+    for (int i = 0; i < 10; i++) {
+        char *text;
+        CHECK(asprintf(&text, "%s%s%s", wki_embed_k_params_cuh, wki_embed_k_common_cuh, families[i / 2]) > 0);
+        wki_nvrtc_source source = {.text = text, .name = "kernels.cu", .arch = archs[i % 2]};
+        wki_nvrtc_binary binary;
+        if (wki_nvrtc_compile(rtc, &source, &binary, &err) || binary.log)
+            FAIL("family %d for %s: %s", i / 2, archs[i % 2], binary.log ? binary.log : err.text);
+        wki_nvrtc_binary_free(&binary);
+        free(text);
+    }
+    wki_nvrtc_close(rtc);
 }
 
 /* ---- a graph, its inputs, and both devices ----------------------------------------------------------------------------- */
@@ -91,10 +118,13 @@ static double *read_all(wk_tensor *t, int64_t *n) {
     return v;
 }
 
-static void call(const graph *g, wk_ctx *c, wk_compiled *f, double *value, void *const *data, results *r) {
+/* `shift`: inputs are not where they were in the last call. */
+static void call(const graph *g, wk_ctx *c, wk_compiled *f, double *value, void *const *data, bool shift, results *r) {
     wk_tensor *in[MAX_IN], *out[MAX_OUT];
     wk_scope_begin(c);
     for (int i = 0; i < g->nin; i++) {
+        if (shift)
+            wk_empty(c, g->in[i].dtype, g->in[i].ndim, g->in[i].size);
         in[i] = wk_from_data(c, g->in[i].dtype, g->in[i].ndim, g->in[i].size, data[i]);
         if (g->in[i].dtype == WK_F32)
             wk_requires_grad(in[i], true);
@@ -146,7 +176,7 @@ static void check_graph(const graph *g) {
     uint64_t seed = wkt_u64();
     double value = 1;
     wk_compiled *f = wk_compile(cpu, g->fn, &value, NULL), *h = wk_compile(cuda, g->fn, &value, NULL);
-    int rounds = wkt_quick() ? 6 : 100;
+    int rounds = wkt_quick() ? 12 : 100;
     for (int round = 0; round < rounds; round++) {
         void *data[MAX_IN];
         results a = {{0}, {0}}, b = {{0}, {0}}, e = {{0}, {0}};
@@ -155,11 +185,12 @@ static void check_graph(const graph *g) {
         wk_seed(cpu, seed);
         wk_seed(cuda, seed);
         wk_seed(eager, seed);
-        call(g, cpu, f, &value, data, &a);
-        call(g, cuda, h, &value, data, &b);
+        bool shift = round > 5 && round % 2;
+        call(g, cpu, f, &value, data, false, &a);
+        call(g, cuda, h, &value, data, shift, &b);
         compare(g, &a, &b, round, round < 2 ? "direct" : "graph");
         if (round < 4) {
-            call(g, eager, NULL, &value, data, &e);
+            call(g, eager, NULL, &value, data, shift, &e);
             graph loose = *g;
             loose.terms += 16; /* rounded after every op */
             compare(&loose, &a, &e, round, "eager");
@@ -277,8 +308,8 @@ FN(linears) {
 /* Operands that no product can walk: every second row and column, a bias of every second element. */
 FN(strided_linear) {
     USES(self);
-    wk_tensor *x = wk_slice(wk_slice(in[0], 1, 0, 10, 2), 2, 1, 15, 2);
-    wk_tensor *y = wk_linear(x, wk_slice(in[1], 1, 0, 14, 2), wk_slice(in[2], 0, 0, 12, 2));
+    wk_tensor *x = wk_slice(wk_slice(in[0], 1, 0, 10, 2), 2, 1, wk_size(in[0], 2), 2);
+    wk_tensor *y = wk_linear(x, wk_slice(in[1], 1, 0, wk_size(in[1], 1), 2), wk_slice(in[2], 0, 0, 12, 2));
     out[0] = y;
     grads(y, in, 3, out, 1);
 }
@@ -344,6 +375,10 @@ TEST(cuda_plan, matrix_products) {
     check_graph(&(graph){"linear", 3, 4, {F32(3, 19, 24), F32(36, 24), F32(36)}, linears, 60});
     check_graph(&(graph){"strided linear", 3, 4, {F32(4, 10, 15), F32(6, 14), F32(12)}, strided_linear, 40});
     check_graph(&(graph){"products", 2, 5, {F32(2, 3, 5, 8), F32(8, 8)}, products, 60});
+    check_graph(&(graph){"large linear", 3, 4, {F32(2, 130, 260), F32(270, 260), F32(270)}, linears, 1000});
+    check_graph(&(graph){"long linear", 3, 4, {F32(2, 5, 600), F32(20, 600), F32(20)}, linears, 1000});
+    check_graph(&(graph){"long strided linear", 3, 4, {F32(4, 10, 1215), F32(6, 1214), F32(12)}, strided_linear, 1000});
+    check_graph(&(graph){"long products", 2, 5, {F32(2, 3, 5, 600), F32(600, 600)}, products, 2000});
     check_graph(&(graph){"heads", 1, 2, {F32(2, 17, 32)}, heads, 60});
 }
 
@@ -359,6 +394,8 @@ TEST(cuda_plan, convolution) {
 TEST(cuda_plan, pooling_and_embedding) {
     NEED_DEVICE;
     check_graph(&(graph){"pools", 1, 3, {F32(3, 4, 12, 10)}, pools, 0});
+    check_graph(&(graph){"larger pools", 1, 3, {F32(2, 2, 40, 70)}, pools, 0});
+    check_graph(&(graph){"largest pools", 1, 3, {F32(2, 1, 90, 80)}, pools, 0});
     check_graph(&(graph){"embedding", 2, 3, {F32(21, 300), I64(21, 7, 60)}, embeddings, 0});
     check_graph(&(graph){"one row", 2, 3, {F32(1, 300), I64(1, 30, 30)}, embeddings, 0});
 }
@@ -596,7 +633,7 @@ TEST(cuda_plan, in_place_between_library_calls) {
         state[k] = wk_from_data(c[k], WK_F32, 2, (int64_t[]){8, 4}, v);
         f[k] = wk_compile(c[k], write_in_place, &state[k], NULL);
     }
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 10; i++) {
         float x[12], *got[2][2];
         wkt_fill_normal(x, 12, 1);
         for (int k = 0; k < 2; k++) {
@@ -655,7 +692,7 @@ TEST(cuda_plan, bad_indices_are_reported) {
     NEED_DEVICE;
     wk_ctx *c = ctx_on(WK_CUDA);
     wk_compiled *f = wk_compile(c, look_up, NULL, NULL);
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 10; i++) {
         int64_t idx[3] = {0, i == 2 || i == 5 ? (i == 2 ? 9 : -1) : 4, 2};
         wk_scope_begin(c);
         wk_tensor *in[2] = {wk_requires_grad(wk_ones(c, WK_F32, SIZE(5, 3)), true), wk_from_data(c, WK_I64, 1, (int64_t[]){3}, idx)};

@@ -18,11 +18,14 @@
     F(COPY, wkk_copy_flat)                                                                                                \
     F(COPY, wkk_attr_floats)                                                                                              \
     F(COPY, wkk_pad_slice)                                                                                                \
+    F(PRODUCT, wkk_product_small)                                                                                         \
     F(CONV, wkk_conv_im2col)                                                                                              \
     F(CONV, wkk_conv_col2im)                                                                                              \
     F(CONV, wkk_conv_bias)                                                                                                \
     F(CONV, wkk_conv_sum)                                                                                                 \
     F(POOL, wkk_max_pool)                                                                                                 \
+    F(POOL, wkk_pool_grad_small)                                                                                          \
+    F(POOL, wkk_pool_grad_large)                                                                                          \
     F(POOL, wkk_pool_grad_clear)                                                                                          \
     F(POOL, wkk_pool_grad_mark)                                                                                           \
     F(POOL, wkk_pool_grad_sum)                                                                                            \
@@ -37,7 +40,13 @@ typedef enum wki_cuda_fn {
 #undef F
     WKI_FN_COUNT
 } wki_cuda_fn;
-typedef enum wki_cuda_family { WKI_FAMILY_COPY, WKI_FAMILY_CONV, WKI_FAMILY_POOL, WKI_FAMILY_INDEX, WKI_FAMILY_COUNT } wki_cuda_family;
+typedef enum wki_cuda_family {
+    WKI_FAMILY_COPY,
+    WKI_FAMILY_PRODUCT,
+    WKI_FAMILY_CONV,
+    WKI_FAMILY_POOL,
+    WKI_FAMILY_INDEX,
+} wki_cuda_family;
 
 /* ---- the runtime's part: rt->dev_state[WK_CUDA] ---------------------------------------------------------------------- */
 

@@ -1,10 +1,16 @@
 /* What hand-written CUDA kernels share. Stands behind k_params.cuh. */
+#pragma nv_diag_suppress 177 /* a program may have no use for some of these */
 typedef unsigned wkk_u32;
 
 #define WKK_KERNEL extern "C" __global__ void __launch_bounds__(WKK_THREADS)
 /* i over [0, n), shared out among all threads of the grid. */
 #define WKK_EACH(i, n)                                                                                                    \
     for (wkk_i64 i = (wkk_i64)blockIdx.x * WKK_THREADS + threadIdx.x; i < (n); i += (wkk_i64)gridDim.x * WKK_THREADS)
+
+/* a / b for a >= 0, b > 0: division of 64 bits costs many times that of 32. */
+static __device__ __forceinline__ wkk_i64 wkk_quot(wkk_i64 a, wkk_i64 b) {
+    return (a | b) >> 32 == 0 ? (wkk_i64)((wkk_u32)a / (wkk_u32)b) : a / b;
+}
 
 static __device__ __forceinline__ char *wkk_ptr(wkk_at at, const wkk_u64 *args) {
     return (char *)(at.slot < 0 ? at.base : args[at.slot] + at.base);
@@ -13,18 +19,10 @@ static __device__ __forceinline__ char *wkk_ptr(wkk_at at, const wkk_u64 *args) 
 /* The offset of element i, counted row-major. */
 static __device__ __forceinline__ wkk_i64 wkk_offset(int nd, const wkk_i64 *size, const wkk_i64 *stride, wkk_i64 i) {
     wkk_i64 at = 0;
-    if (i >> 31 == 0) {
-        wkk_u32 r = (wkk_u32)i;
-        for (int d = nd - 1; d > 0; d--) {
-            wkk_u32 s = size[d] >> 32 ? 0xffffffffu : (wkk_u32)size[d], q = r / s;
-            at += (wkk_i64)(r - q * s) * stride[d];
-            r = q;
-        }
-        return nd ? at + (wkk_i64)r * stride[0] : 0;
-    }
     for (int d = nd - 1; d > 0; d--) {
-        at += i % size[d] * stride[d];
-        i /= size[d];
+        wkk_i64 q = wkk_quot(i, size[d]);
+        at += (i - q * size[d]) * stride[d];
+        i = q;
     }
     return nd ? at + i * stride[0] : 0;
 }

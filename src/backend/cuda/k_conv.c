@@ -49,10 +49,11 @@ static bool im2col(wk_ctx *c, const conv *k, const wki_view *x, int64_t n0, int6
     wkk_im2col p = {.x = wki_at_of(x), .col = col, .n = n, .c = k->c, .h = k->h, .w = k->w, .kh = k->kh, .kw = k->kw};
     p.oh = k->oh, p.ow = k->ow, p.sh = k->sh, p.sw = k->sw, p.ph = k->ph, p.pw = k->pw;
     p.n_step = n_step, p.row_step = row_step, p.row_end = row_end;
+    p.chunks = ceil_div(k->windows, WKK_WINDOWS);
     for (int d = 0; d < 4; d++)
         p.xs[d] = x->stride[d];
     p.x.base += (wkk_u64)(n0 * p.xs[0] * 4);
-    return wki_cuda_launch(c, WKI_FN_wkk_conv_im2col, &p, n * k->per, WKK_THREADS / 32);
+    return wki_cuda_launch(c, WKI_FN_wkk_conv_im2col, &p, n * k->per * p.chunks, WKK_THREADS / 32);
 }
 
 /* The view, or where it is not `fine` a contiguous copy at *at, which moves on. */
@@ -202,6 +203,7 @@ bool wki_k_cuda_conv2d_dw_run(const wki_launch *l) {
     stretches s = cut(&k);
     wki_cu_ptr col = (wki_cu_ptr)(uintptr_t)l->workspace, rows = col + room(s.row * k.per), part = rows + room(s.row * k.o);
     conv y = {.c = k.o, .h = k.oh, .w = k.ow, .kh = 1, .kw = 1, .oh = k.oh, .ow = k.ow, .sh = 1, .sw = 1, .per = k.o};
+    y.windows = k.windows;
     wki_cu_gemm g = {.m = k.o, .n = k.per, .k = s.length, .batch = s.count, .a_rs = s.row, .a_cs = 1, .b_rs = 1};
     g.a_bs = g.b_bs = s.length;
     g.b_cs = s.row;
@@ -218,5 +220,5 @@ bool wki_k_cuda_conv2d_dw_run(const wki_launch *l) {
     if (s.count == 1)
         return true;
     wkk_sum p = {.out = wki_addr_of(dw), .part = part, .n = dw->numel, .groups = s.count};
-    return wki_cuda_launch(l->c, WKI_FN_wkk_conv_sum, &p, p.n, WKK_THREADS);
+    return wki_cuda_launch_grid(l->c, WKI_FN_wkk_conv_sum, &p, ceil_div(p.n, 32), 1);
 }

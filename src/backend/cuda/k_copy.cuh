@@ -35,12 +35,13 @@ WKK_KERNEL wkk_pad_slice(wkk_pad p, const wkk_u64 *args) {
         wkk_i64 at = 0, rest = i;
         bool in = true;
         for (int d = (int)p.nd - 1; d >= 0; d--) {
-            wkk_i64 q = rest / p.size[d], k = rest - q * p.size[d];
+            wkk_i64 q = wkk_quot(rest, p.size[d]), k = rest - q * p.size[d];
             rest = q;
             if (d == p.dim) {
                 k -= p.start;
-                in = k >= 0 && k % p.step == 0 && k / p.step < p.count;
-                k /= p.step;
+                wkk_i64 step = k < 0 ? 0 : wkk_quot(k, p.step);
+                in = k >= 0 && step * p.step == k && step < p.count;
+                k = step;
             }
             at += k * p.ss[d];
         }

@@ -1,5 +1,6 @@
-/* Matrix products by cuBLASLt: bmm and linear. Operands keep their strides where cuBLASLt can walk them and are copied where
- * it cannot; all matrices of a batch go into one call. */
+/* Matrix products: bmm and linear. Small ones by an own kernel, which takes any strides and moving addresses. Others by
+ * cuBLASLt: operands keep their strides where it can walk them and are copied where it cannot; all matrices of a batch go
+ * into one call. */
 #include "backend/cuda/cuda.h"
 #include "backend/kernels.h"
 
@@ -74,6 +75,91 @@ static bool settle(wk_ctx *c, const matrix *m, char **at, wki_cu_ptr *out) {
     *out = (wki_cu_ptr)(uintptr_t)*at;
     *at += room(m->v->numel);
     return wki_cuda_copy_plain(c, wki_at_addr(*out), m->v);
+}
+
+/* ---- small products --------------------------------------------------------------------------------------------------- */
+
+/* Up to here the own kernel is faster: a thread walks all of k, and its tiles are small. */
+static const int64_t SMALL_K = 512, SMALL_WORK = (int64_t)1 << 23;
+
+static bool is_small(const wkk_product *p) {
+    int64_t outputs, work;
+    if (p->k > SMALL_K || __builtin_mul_overflow(p->batch * p->m, p->n, &outputs))
+        return false;
+    return !__builtin_mul_overflow(outputs, p->k ? p->k : 1, &work) && work <= SMALL_WORK;
+}
+
+static void add_batch_dim(wkk_product *p, int64_t size, int64_t as, int64_t bs) {
+    p->batch *= size;
+    if (size == 1)
+        return;
+    p->size[p->nd] = size;
+    p->as[p->nd] = as;
+    p->bs[p->nd++] = bs;
+}
+
+static bool run_small(const wki_launch *l, wkk_product *p) {
+    const wki_view *bias = l->nin > 2 ? &l->in[2] : NULL;
+    p->a = wki_at_of(&l->in[0]);
+    p->b = wki_at_of(&l->in[1]);
+    p->y = wki_at_of(&l->out[0]);
+    p->bias_stride = -1;
+    if (bias && !wki_view_absent(bias)) {
+        p->bias = wki_at_of(bias);
+        p->bias_stride = bias->stride[0];
+    }
+    int64_t tiles = (p->m + WKK_TILE - 1) / WKK_TILE * ((p->n + WKK_TILE - 1) / WKK_TILE);
+    return wki_cuda_launch_grid(l->c, WKI_FN_wkk_product_small, p, p->batch * tiles, 1);
+}
+
+static wkk_product small_bmm(const wki_launch *l) {
+    const wki_view *a = &l->in[0], *b = &l->in[1];
+    int nd = a->ndim;
+    wkk_product p = {.m = a->size[nd - 2], .k = a->size[nd - 1], .n = b->size[nd - 1], .batch = 1};
+    p.a_rs = a->stride[nd - 2], p.a_cs = a->stride[nd - 1];
+    p.b_rs = b->stride[nd - 2], p.b_cs = b->stride[nd - 1];
+    for (int d = 0; d < nd - 2; d++)
+        add_batch_dim(&p, a->size[d], a->stride[d], b->stride[d]);
+    return p;
+}
+
+/* Rows of x that one stride walks are one matrix; outer dimensions make several. */
+static wkk_product small_linear(const wki_launch *l) {
+    const wki_view *x = &l->in[0], *w = &l->in[1];
+    int last = x->ndim - 1, d = last - 1;
+    wkk_product p = {.m = 1, .k = w->size[1], .n = w->size[0], .batch = 1};
+    p.a_cs = x->stride[last];
+    p.b_rs = w->stride[1], p.b_cs = w->stride[0];
+    for (; d >= 0 && (p.m == 1 || x->size[d] == 1 || x->stride[d] == p.a_rs * p.m); d--) {
+        if (x->size[d] == 1)
+            continue;
+        if (p.m == 1)
+            p.a_rs = x->stride[d];
+        p.m *= x->size[d];
+    }
+    for (int i = 0; i <= d; i++)
+        add_batch_dim(&p, x->size[i], x->stride[i], 0);
+    return p;
+}
+
+bool wki_k_cuda_bmm_small_ok(const wki_launch *l) {
+    wkk_product p = small_bmm(l);
+    return l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32 && is_small(&p);
+}
+
+bool wki_k_cuda_bmm_small_run(const wki_launch *l) {
+    wkk_product p = small_bmm(l);
+    return run_small(l, &p);
+}
+
+bool wki_k_cuda_linear_small_ok(const wki_launch *l) {
+    wkk_product p = small_linear(l);
+    return l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32 && is_small(&p);
+}
+
+bool wki_k_cuda_linear_small_run(const wki_launch *l) {
+    wkk_product p = small_linear(l);
+    return run_small(l, &p);
 }
 
 /* ---- bmm --------------------------------------------------------------------------------------------------------------- */

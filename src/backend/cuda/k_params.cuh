@@ -40,16 +40,31 @@ typedef struct wkk_pad {
     wkk_i64 dim, start, step, count;
 } wkk_pad;
 
+/* ---- small matrix products ---------------------------------------------------------------------------------------------- */
+
+/* y (batch, m, n) = a b + bias[n]: element (i, p) of a at i * a_rs + p * a_cs, of b (p, j) at p * b_rs + j * b_cs; batches
+ * of nd dimensions. Without a bias its stride is -1. */
+typedef struct wkk_product {
+    wkk_at a, b, bias, y;
+    wkk_i64 m, n, k, a_rs, a_cs, b_rs, b_cs, bias_stride;
+    wkk_i64 nd, batch, size[WKK_DIMS], as[WKK_DIMS], bs[WKK_DIMS];
+} wkk_product;
+
+enum { WKK_TILE = 16, WKK_DEPTH = 32 }; /* of y that a block computes; of k that it takes at a time */
+
 /* ---- convolution: windows of an image ---------------------------------------------------------------------------------- */
 
 /* Columns: row (c, kh, kw), column (oh, ow), of images n0 .. n0 + n - 1. Their matrices lie one after the other (n_step
  * apart) or side by side (n_step = oh * ow); rows are row_step apart. */
+enum { WKK_WINDOWS = 128 }; /* of a row that a warp takes */
+
 typedef struct wkk_im2col {
     wkk_at x; /* (N, C, H, W) with strides xs */
     wkk_u64 col;
     wkk_i64 xs[4], n, c, h, w, kh, kw, oh, ow, sh, sw, ph, pw;
     wkk_i64 n_step, row_step;
     wkk_i64 row_end; /* columns side by side: zeros from n * oh * ow up to here */
+    wkk_i64 chunks;  /* of WKK_WINDOWS in a row */
 } wkk_im2col;
 
 /* The sum of what each pixel was copied to; dx is plain. */
@@ -65,7 +80,10 @@ typedef struct wkk_bias {
     wkk_i64 total, o, p, stride;
 } wkk_bias;
 
-/* out[i] = the sum of part[g * n + i] for g = 0, 1, ... */
+/* out[i] = the sum of part[g * n + i] over groups g. A block takes 32 elements and has WKK_SUM_LANES threads for each: lane l
+ * sums groups l, l + WKK_SUM_LANES, ... in order, then the lanes' sums are added up in order. */
+enum { WKK_SUM_LANES = WKK_THREADS / 32 };
+
 typedef struct wkk_sum {
     wkk_u64 out, part;
     wkk_i64 n, groups;
@@ -77,6 +95,8 @@ typedef struct wkk_pool {
     wkk_at x, y, idx;
     wkk_i64 xs[4], total, c, h, w, oh, ow, kh, kw, sh, sw, ph, pw;
 } wkk_pool;
+
+enum { WKK_SMALL_PLANE = 1024, WKK_LARGE_PLANE = 5120 }; /* elements whose windows a block keeps in shared memory */
 
 /* dx (plain, planes of `plane` elements) and the windows of dy. first, last: the lowest and highest window that chose each
  * element of dx, INT_MAX and -1 where none did. */

@@ -23,7 +23,11 @@ bool wki_k_cuda_max_pool2d_run(const wki_launch *l) {
 
 bool wki_k_cuda_max_pool2d_grad_ok(const wki_launch *l) { return l->in[0].dtype == WK_F32; }
 
-size_t wki_k_cuda_max_pool2d_grad_workspace(const wki_launch *l) { return (size_t)l->out[0].numel * 2 * sizeof(int32_t); }
+static bool in_block(const wki_view *dx) { return dx->size[2] * dx->size[3] <= WKK_LARGE_PLANE; }
+
+size_t wki_k_cuda_max_pool2d_grad_workspace(const wki_launch *l) {
+    return in_block(&l->out[0]) ? 0 : (size_t)l->out[0].numel * 2 * sizeof(int32_t);
+}
 
 bool wki_k_cuda_max_pool2d_grad_run(const wki_launch *l) {
     const wki_view *dy = &l->in[0], *idx = &l->in[1], *dx = &l->out[0];
@@ -34,6 +38,9 @@ bool wki_k_cuda_max_pool2d_grad_run(const wki_launch *l) {
     p.oh = dy->size[2], p.ow = dy->size[3];
     strides_of(p.ds, dy);
     strides_of(p.is, idx);
+    if (in_block(dx) && dx->numel)
+        return wki_cuda_launch(l->c, p.plane <= WKK_SMALL_PLANE ? WKI_FN_wkk_pool_grad_small : WKI_FN_wkk_pool_grad_large, &p,
+                               p.planes, 1);
     return wki_cuda_launch(l->c, WKI_FN_wkk_pool_grad_clear, &p, dx->numel, WKK_THREADS) &&
            wki_cuda_launch(l->c, WKI_FN_wkk_pool_grad_mark, &p, dy->numel, WKK_THREADS) &&
            wki_cuda_launch(l->c, WKI_FN_wkk_pool_grad_sum, &p, dx->numel, WKK_THREADS);

@@ -4,8 +4,10 @@
  * launched one by one, through the same argument block, so the numbers are the same.
  *
  * Buffers are at one of three places: in the arena; pinned, with the address baked in; or moving, with the address in the
- * argument block. Own kernels read it there. A library call or a user's kernel cannot: for those a moving operand has a
- * place behind the arena (a "stage") and is copied, before for inputs and after for outputs. */
+ * argument block. Own kernels read it there. A library call or a user's kernel cannot: what it touches of a moving buffer has
+ * a stage. As long as the buffer has been seen at one address only, that address is baked too; from then on a graph copies,
+ * before the call for inputs and after it for outputs. A stage keeps strides and alignment, so a library computes the same
+ * whichever way it gets its operands. */
 #include "backend/cuda/cuda.h"
 #include "ops_gen.h"
 
@@ -15,13 +17,16 @@
 
 enum { DIRECT_RUNS = 2, MAX_VIEWS = 16, STAGE_ALIGN = 256 };
 
-typedef struct stage { /* a contiguous copy of a view of a moving buffer */
+typedef struct stage { /* where a kernel finds a view of a moving buffer */
     int32_t buf;
-    int64_t off; /* bytes into the buffer */
-    wki_view view;
+    int64_t off;    /* bytes into the buffer */
+    wki_view view;  /* of the copy */
     int64_t size[WK_MAX_DIMS], stride[WK_MAX_DIMS];
-    size_t at;   /* bytes behind the plan's arena */
-    bool fresh;  /* while steps are gone through: holds what the view holds */
+    size_t at;      /* of the copy, bytes behind the arena; raw: behind what else is there */
+    bool raw;       /* a copy of all bytes that the view spans; else, where those are many, of its elements alone */
+    int64_t span;   /* bytes */
+    unsigned shift; /* raw: distance of the copy, as of the view, from an address that is a multiple of 16 */
+    bool fresh;     /* while steps are gone through: the copy holds what the view holds */
 } stage;
 
 typedef struct operand {
@@ -55,7 +60,10 @@ typedef struct cuda_plan {
     int32_t *moving;  /* buffers in order of their words */
     int32_t *pinned;
     void **baked;     /* per pinned buffer: the address in use */
-    size_t arena_bytes, arg_words;
+    void **seen;      /* per buffer, where a raw stage needs it: the address so far */
+    uint8_t *wild;    /* per buffer: has been seen at two */
+    size_t arena_bytes, raw_bytes, arg_words;
+    bool copies;      /* graphs copy raw stages of wild buffers, so there is memory for that */
     uint32_t generation; /* 0: never set up */
     int settled;         /* runs since addresses last moved */
     bool may_fault;
@@ -94,6 +102,8 @@ static void cuda_release(wk_ctx *c, void *state) {
     wki_free(cp->moving);
     wki_free(cp->pinned);
     wki_free(cp->baked);
+    wki_free(cp->seen);
+    wki_free(cp->wild);
     wki_free(cp);
 }
 
@@ -111,7 +121,9 @@ static bool sort_buffers(cuda_plan *cp) {
     cp->moving = wki_malloc(n * sizeof *cp->moving);
     cp->pinned = wki_malloc(n * sizeof *cp->pinned);
     cp->baked = wki_calloc(n, sizeof *cp->baked);
-    if (!cp->slot || !cp->moving || !cp->pinned || !cp->baked)
+    cp->seen = wki_calloc(n, sizeof *cp->seen);
+    cp->wild = wki_calloc(n, sizeof *cp->wild);
+    if (!cp->slot || !cp->moving || !cp->pinned || !cp->baked || !cp->seen || !cp->wild)
         return false;
     cp->arg_words = WKI_ARG_VALUES + (size_t)p->g->nval;
     for (int b = 0; b < p->nbuf; b++) {
@@ -139,21 +151,29 @@ static void stale(cuda_plan *cp, int b) {
 
 static bool same_view(const stage *g, int32_t buf, const wki_view *v) {
     return g->buf == buf && g->off == (int64_t)(uintptr_t)v->data && g->view.dtype == v->dtype && g->view.ndim == v->ndim &&
-           g->view.plain == v->plain && !memcmp(g->size, v->size, (size_t)v->ndim * 8) &&
-           (v->plain || !memcmp(g->stride, v->stride, (size_t)v->ndim * 8));
+           !memcmp(g->size, v->size, (size_t)v->ndim * 8) && !memcmp(g->stride, v->stride, (size_t)v->ndim * 8);
 }
 
-/* g->stride holds the view's own strides while stages are being found (for comparison), the copy's afterwards. */
+/* g->stride holds the view's own strides while stages are being found, the copy's afterwards. */
 static int stage_of(cuda_plan *cp, int32_t buf, const wki_view *v) {
     for (int i = 0; i < cp->nstage; i++)
         if (same_view(&cp->stage[i], buf, v))
             return i;
     stage *g = &cp->stage[cp->nstage];
-    *g = (stage){.buf = buf, .off = (int64_t)(uintptr_t)v->data, .view = *v, .at = cp->arena_bytes};
-    memcpy(g->size, v->size, (size_t)v->ndim * 8);
-    memcpy(g->stride, v->stride, (size_t)v->ndim * 8);
-    size_t bytes = (size_t)v->numel * wki_dtype_size((wk_dtype)v->dtype);
-    cp->arena_bytes += (bytes + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
+    int64_t last = 0, each = (int64_t)wki_dtype_size((wk_dtype)v->dtype);
+    *g = (stage){.buf = buf, .off = (int64_t)(uintptr_t)v->data, .view = *v};
+    for (int d = 0; d < v->ndim; d++) {
+        g->size[d] = v->size[d];
+        g->stride[d] = v->stride[d];
+        last += (v->size[d] - 1) * v->stride[d];
+    }
+    g->span = (last + 1) * each;
+    g->raw = last < 4 * v->numel;
+    if (!g->raw)
+        g->span = v->numel * each;
+    size_t *bytes = g->raw ? &cp->raw_bytes : &cp->arena_bytes;
+    g->at = *bytes;
+    *bytes += ((size_t)g->span + 16 + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
     return cp->nstage++;
 }
 
@@ -161,15 +181,24 @@ static void finish_stages(cuda_plan *cp) {
     for (int i = 0; i < cp->nstage; i++) {
         stage *g = &cp->stage[i];
         int64_t step = 1;
-        for (int d = g->view.ndim - 1; d >= 0; d--) {
+        for (int d = g->view.ndim - 1; d >= 0 && !g->raw; d--) {
             g->stride[d] = step;
             step *= g->size[d];
         }
         g->view.size = g->size;
         g->view.stride = g->stride;
-        g->view.plain = true;
+        g->view.plain |= !g->raw;
         g->view.slot = -1;
     }
+}
+
+/* Does the kernel get the copy, or the view itself? Launched directly, it can have what is there now. */
+static bool copied(const cuda_plan *cp, const stage *g, bool direct) { return !g->raw || (!direct && cp->wild[g->buf]); }
+
+static char *view_address(const stage *g, const wki_plan_args *a) { return (char *)a->buf[g->buf] + g->off; }
+
+static wki_cu_ptr copy_address(const wki_cuda_ctx *s, const cuda_plan *cp, const stage *g) {
+    return s->arena + (g->raw ? cp->arena_bytes + g->at + g->shift : g->at);
 }
 
 static bool needs_fixed(const wki_step *s) { return s->kind == WKI_STEP_USER || (s->kernel->flags & WKI_K_FIXED); }
@@ -432,9 +461,10 @@ static void set_views(wki_cuda_ctx *s, cuda_plan *cp, launch *l, const wki_plan_
     const wki_step *st = l->step;
     for (int i = 0; i < st->node->nin + st->node->nout; i++) {
         operand *o = &l->opnd[i];
-        if (o->stage >= 0) {
-            o->v = cp->stage[o->stage].view;
-            o->v.data = (void *)(uintptr_t)(s->arena + cp->stage[o->stage].at);
+        const stage *g = o->stage >= 0 ? &cp->stage[o->stage] : NULL;
+        if (g) {
+            o->v = g->view;
+            o->v.data = copied(cp, g, false) ? (void *)(uintptr_t)copy_address(s, cp, g) : view_address(g, a);
         } else if (st->view_buf[i] >= 0) {
             wki_cu_operand at = place(s, cp, a, st->view_buf[i], (int64_t)(uintptr_t)st->view[i].data);
             o->v.data = (void *)(uintptr_t)at.base;
@@ -449,6 +479,10 @@ static bool set_up(wk_ctx *c, cuda_plan *cp, const wki_plan_args *a) {
     drop_graph(s, cp);
     cp->settled = 0;
     cp->generation = 0;
+    for (int i = 0; i < cp->nstage; i++) {
+        cp->stage[i].shift = (unsigned)((uintptr_t)view_address(&cp->stage[i], a) & 15);
+        cp->seen[cp->stage[i].buf] = a->buf[cp->stage[i].buf];
+    }
     for (int i = 0; i < cp->nlaunch; i++) {
         launch *l = &cp->launch[i];
         c->cur_op = l->step->op;
@@ -463,13 +497,22 @@ static bool set_up(wk_ctx *c, cuda_plan *cp, const wki_plan_args *a) {
     return true;
 }
 
-static bool moved(const wki_cuda_ctx *s, const cuda_plan *cp, const wki_plan_args *a) {
-    if (cp->generation != s->generation)
-        return true;
+/* Has something moved that parameters or a graph hold? Notes which buffers do not stay at one address. */
+static bool moved(const wki_cuda_ctx *s, cuda_plan *cp, const wki_plan_args *a) {
+    bool any = cp->generation != s->generation;
     for (int i = 0; i < cp->npinned; i++)
-        if (cp->baked[i] != a->buf[cp->pinned[i]])
-            return true;
-    return false;
+        any |= cp->baked[i] != a->buf[cp->pinned[i]];
+    if (!cp->generation)
+        return true;
+    for (int i = 0; i < cp->nstage; i++) {
+        const stage *g = &cp->stage[i];
+        if (!g->raw || cp->seen[g->buf] == a->buf[g->buf])
+            continue;
+        any |= !cp->wild[g->buf] || ((uintptr_t)view_address(g, a) & 15) != g->shift;
+    }
+    for (int i = 0; any && i < cp->nstage; i++)
+        cp->wild[cp->stage[i].buf] |= cp->seen[cp->stage[i].buf] != a->buf[cp->stage[i].buf];
+    return any;
 }
 
 /* ---- running --------------------------------------------------------------------------------------------------------- */
@@ -507,10 +550,13 @@ static bool launch_user(wk_ctx *c, const cuda_plan *cp, launch *l, const wki_vie
     return wki_cuda_launch(c, WKI_FN_wkk_attr_floats, &at, at.n, WKK_THREADS) && launch_fn(c, l, params);
 }
 
-/* Launched directly, a contiguous, aligned operand need not be staged: the kernel sees the same shape and alignment. */
-static void *direct_address(const wki_step *st, int i, const wki_plan_args *a) {
-    char *p = (char *)a->buf[st->view_buf[i]] + (uintptr_t)st->view[i].data;
-    return st->view[i].plain && (uintptr_t)p % 16 == 0 ? p : NULL;
+static bool copy_stage(wk_ctx *c, const cuda_plan *cp, const wki_step *st, int i, const stage *g, wkk_at copy) {
+    wki_view from = st->view[i];
+    int64_t one = 1;
+    from.slot = cp->slot[g->buf];
+    if (g->raw)
+        return wki_cuda_copy(c, 1, 1, &g->span, copy, &one, wki_at_of(&from), &one);
+    return wki_cuda_copy_plain(c, copy, &from);
 }
 
 static bool run_kernel_step(wk_ctx *c, cuda_plan *cp, launch *l, const wki_plan_args *a, bool direct) {
@@ -518,21 +564,14 @@ static bool run_kernel_step(wk_ctx *c, cuda_plan *cp, launch *l, const wki_plan_
     const wki_step *st = l->step;
     const wki_gnode *n = st->node;
     wki_view v[MAX_VIEWS];
-    bool staged[MAX_VIEWS];
     for (int i = 0; i < n->nin + n->nout; i++) {
         const operand *o = &l->opnd[i];
+        const stage *g = o->stage >= 0 ? &cp->stage[o->stage] : NULL;
         v[i] = o->v;
-        staged[i] = o->stage >= 0;
-        void *p = staged[i] && direct ? direct_address(st, i, a) : NULL;
-        if (p) {
-            v[i].data = p;
-            staged[i] = false;
-        } else if (o->copy_in) {
-            wki_view from = st->view[i];
-            from.slot = cp->slot[st->view_buf[i]];
-            if (!wki_cuda_copy_plain(c, wki_at_of(&v[i]), &from))
-                return false;
-        }
+        if (g && !copied(cp, g, direct))
+            v[i].data = view_address(g, a);
+        else if (o->copy_in && !copy_stage(c, cp, st, i, g, wki_at_of(&v[i])))
+            return false;
     }
     wki_launch w = {.c = c,
                     .op = st->op,
@@ -547,8 +586,9 @@ static bool run_kernel_step(wk_ctx *c, cuda_plan *cp, launch *l, const wki_plan_
     if (!(l->kind == USER ? launch_user(c, cp, l, v) : st->kernel->run(&w)))
         return false;
     for (int i = n->nin; i < n->nin + n->nout; i++) {
-        wkk_at to = {(wkk_u64)(uintptr_t)st->view[i].data, staged[i] ? cp->slot[st->view_buf[i]] : -1};
-        if (staged[i] && !wki_cuda_copy_plain(c, to, &v[i]))
+        const stage *g = l->opnd[i].stage >= 0 ? &cp->stage[l->opnd[i].stage] : NULL;
+        if (g && copied(cp, g, direct) &&
+            !wki_cuda_copy_plain(c, (wkk_at){(wkk_u64)g->off, cp->slot[g->buf]}, &v[i]))
             return false;
     }
     return true;
@@ -611,14 +651,20 @@ static bool cuda_run(wk_ctx *c, const wki_plan *p, void *state, const wki_plan_a
     wki_cuda_ctx *s = c->dev_state[WK_CUDA];
     wki_cu_error err = {0};
     c->cur_op = NULL;
-    if (!wki_cuda_reserve(c, cp->arena_bytes, cp->arg_words * sizeof(uint64_t)))
+    bool record = !cp->graph && cp->settled >= DIRECT_RUNS && cp->nlaunch > 1;
+    for (int i = 0; record && i < cp->nstage; i++)
+        cp->copies |= cp->stage[i].raw && cp->wild[cp->stage[i].buf];
+    if (!wki_cuda_reserve(c, cp->arena_bytes + (cp->copies ? cp->raw_bytes : 0), cp->arg_words * sizeof(uint64_t)))
         return false;
-    if (moved(s, cp, a) && !set_up(c, cp, a))
-        return false;
+    if (moved(s, cp, a)) {
+        record = false; /* first once more as it is, so that nothing is left to be made inside a capture */
+        if (!set_up(c, cp, a))
+            return false;
+    }
     if (!cp->nlaunch)
         return true;
     c->cur_op = NULL;
-    if (!cp->graph && cp->settled >= DIRECT_RUNS && cp->nlaunch > 1 && !capture(c, cp, a))
+    if (record && !capture(c, cp, a))
         return false;
     if (!send_args(c, cp, a))
         return false;
