@@ -5,20 +5,14 @@
 
 /* In-place ops: legal targets, and the version every saved copy is compared with. */
 static __attribute__((noinline)) bool note_writes(wk_ctx *c, const wki_call *k) {
-    for (int i = 0; i < k->nin; i++) {
-        if (!k->in[i] || !wki_call_writes(k, i))
-            continue;
-        wki_tensor *t = k->in[i];
-        if (c->grad_mode && (t->flags & WKI_F_REQ))
+    int n = wki_role_size(k->op, k->nin);
+    for (int i = 0; c->grad_mode && i < k->nin; i++)
+        if (wki_role_written(k->op, i / n) && (k->in[i]->flags & WKI_F_REQ))
             return wki_fail(c, WK_GRAD, "in-place write to input %d, which requires grad (turn grad mode off to update it)",
                             i);
-        for (int d = 0; d < t->ndim && t->numel; d++)
-            if (t->stride[d] == 0 && t->size[d] > 1)
-                return wki_fail(c, WK_INVALID, "in-place write to an expanded tensor: several elements share memory");
-    }
-    for (int i = 0; i < k->nin; i++)
-        if (k->in[i] && wki_call_writes(k, i))
-            wki_storage_bump(k->in[i]->st);
+    for (int role = 0, i = 0; i < k->nin; role++, i += n)
+        for (int j = i; wki_role_written(k->op, role) && j < i + n; j++)
+            wki_storage_bump(k->in[j]->st);
     return true;
 }
 

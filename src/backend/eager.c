@@ -138,9 +138,6 @@ static bool run_kernel(wk_ctx *c, wki_call *k) {
 }
 
 static bool eager(wk_ctx *c, wki_call *k) {
-    for (int i = 0; i < k->nin; i++)
-        if (k->in[i] && __builtin_expect(!k->in[i]->st->data && k->in[i]->st->bytes, 0))
-            return wki_fail(c, WK_STATE, "input %d is the result of a call that failed", i);
     for (int i = 0; i < k->nout; i++) {
         wki_tensor *t = k->out[i];
         t->st = wki_storage_new(c, WK_CPU, (size_t)t->numel * wki_dtype_size((wk_dtype)t->dtype), true);
@@ -164,13 +161,7 @@ static bool apply(wk_ctx *c, wki_call *k, const wki_executor *self) {
             return false;
         return c->rec->nops < MAX_PENDING || c->call_depth || wki_flush(c);
     }
-    wk_device dev = (wk_device)c->dev;
-    for (int i = 0; i < k->nin; i++)
-        if (k->in[i]) {
-            dev = (wk_device)k->in[i]->st->dev;
-            break;
-        }
-    if (dev == WK_CPU)
+    if (k->dev == WK_CPU)
         return eager(c, k);
     c->rec->eager = true;
     bool ok = wki_record(c, k) && wki_flush(c);

@@ -63,10 +63,10 @@ static void view_flags(wki_tensor *t, const wki_tensor *base) {
 }
 
 /* What is the same for every op: inputs present, sound, of this context and on one device. *mixed: of several dtypes. */
-static inline bool inputs_ok(wk_ctx *c, const wki_call *k, bool *mixed) {
+static inline bool inputs_ok(wk_ctx *c, wki_call *k, bool *mixed) {
     const wki_op *op = k->op;
     const wki_tensor *first = NULL;
-    int dtype = 0, dev = 0, differ = 0;
+    int dtype = 0, dev = c->dev, differ = 0;
     for (int i = 0; i < k->nin; i++) {
         const wki_tensor *t = k->in[i];
         if (!t) {
@@ -78,16 +78,20 @@ static inline bool inputs_ok(wk_ctx *c, const wki_call *k, bool *mixed) {
             return false;
         if (__builtin_expect(t->ctx != c, 0))
             return wki_fail(c, WK_HANDLE, "input %d belongs to another context (wk_share makes a handle here)", i);
+        const wki_storage *s = t->st;
         if (!first) {
             first = t;
             dtype = t->dtype;
-            dev = t->st->dev;
+            dev = s->dev;
         }
         differ |= t->dtype ^ dtype;
-        if (__builtin_expect(t->st->dev != dev, 0))
+        if (__builtin_expect(s->failed, 0))
+            return wki_fail(c, WK_STATE, "input %d is the result of a call that failed", i);
+        if (__builtin_expect(s->dev != dev, 0))
             return wki_fail(c, WK_DEVICE, "inputs are on %s and %s", wk_device_name((wk_device)dev),
-                            wk_device_name((wk_device)t->st->dev));
+                            wk_device_name((wk_device)s->dev));
     }
+    k->dev = (uint8_t)dev;
     *mixed = differ;
     return true;
 }

@@ -102,7 +102,7 @@ typedef enum wki_class { WKI_EW, WKI_ROW, WKI_MOVE, WKI_CONTRACT, WKI_INDEX, WKI
 
 enum {
     WKI_OP_VIEW = 1,        /* outputs share input 0's storage; no kernel */
-    WKI_OP_INPLACE = 2,     /* writes inputs marked in `writes` (or, variadic, by writes_fn) and has no outputs */
+    WKI_OP_INPLACE = 2,     /* writes the roles in `writes` and has no outputs */
     WKI_OP_NONDET = 4,
     WKI_OP_RNG = 8,         /* consumes one RNG sequence number */
     WKI_OP_BROADCAST = 16,  /* elementwise broadcasting; VJP results are summed back to the input's shape by the engine */
@@ -139,9 +139,10 @@ struct wki_op {
     uint8_t since;
     uint32_t flags;
     int8_t nin, nout;           /* nin -1: variadic */
+    uint8_t roles;              /* variadic: its inputs are so many roles of equally many tensors, role after role */
     uint8_t nattr;
     uint32_t optional;          /* bit i: input i may be absent */
-    uint32_t writes;            /* bit i: input i (variadic: role i, see writes_fn for inputs) is written in place */
+    uint32_t writes;            /* bit i: input i (variadic: role i) is written in place */
     uint32_t save_in, save_out; /* bit i: saved for the VJP */
     uint32_t diff;              /* bit i: a gradient flows to input i */
     const wki_attr *attr;
@@ -149,7 +150,6 @@ struct wki_op {
     /* Fills dtype, ndim, size of every output; for VIEW ops also st (not yet retained), off, stride. Returns false after
        wki_fail. */
     bool (*infer)(wk_ctx *c, const wki_call *k);
-    bool (*writes_fn)(const wki_call *k, int input);
     void (*vjp)(const wki_vjp_args *a);
     uint8_t red;                 /* wki_red */
     uint8_t nloop;
@@ -171,13 +171,13 @@ struct wki_call {
     const double *va;      /* VALUE attributes */
     wki_tensor **out;      /* filled by wki_apply; owned by the current scope */
     const void *caller;    /* return address in the user's program */
+    uint8_t dev;           /* wk_device, set by wki_apply: where the inputs are; the context's when there is none */
     uint64_t rng_seq;      /* set by wki_apply for RNG ops */
 };
 
-/* Does the call write input i in place? */
-static inline bool wki_call_writes(const wki_call *k, int i) {
-    return k->op->writes_fn ? k->op->writes_fn(k, i) : i < 32 && (k->op->writes >> i & 1);
-}
+/* Tensors of one role, for an op with so many inputs; those of ordinary ops are roles of one. */
+static inline int wki_role_size(const wki_op *op, int nin) { return op->nin < 0 ? nin / op->roles : 1; }
+static inline bool wki_role_written(const wki_op *op, int role) { return role < 32 && (op->writes >> role & 1); }
 
 /* Applies an op: checks, promotes dtypes, infers, goes down the executor stack. On failure returns false, the context's
    error is set and every out[i] is the poison tensor. Outputs belong to the current scope. */

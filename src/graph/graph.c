@@ -26,11 +26,7 @@ void wki_graph_free(wki_graph *g) {
 }
 
 bool wki_node_writes(const wki_gnode *n, int i) {
-    if (n->op->writes_fn) {
-        wki_call k = {.op = n->op, .nin = n->nin, .nout = n->nout, .nia = n->nia, .ia = n->ia};
-        return n->op->writes_fn(&k, i);
-    }
-    return i < 32 && (n->op->writes >> i & 1);
+    return n->op->writes && wki_role_written(n->op, i / wki_role_size(n->op, n->nin));
 }
 
 static void contiguous(wki_gref *f) {
@@ -54,7 +50,7 @@ static const uint64_t *decode_ref(const uint64_t *p, wki_gref *f, wki_graph *g, 
     wki_gbuf *gb = &g->buf[b];
     if (w & WKI_REF_NEW) {
         gb->external = 1;
-        gb->dtype = (uint8_t)(w >> 12 & 15);
+        gb->dtype = (uint8_t)(w >> WKI_REF_DTYPE);
         gb->pinned = (w & WKI_REF_PINNED) != 0;
         gb->root = (w & WKI_REF_ALIAS) ? (int32_t)*p++ : (int32_t)b;
     }
@@ -63,8 +59,8 @@ static const uint64_t *decode_ref(const uint64_t *p, wki_gref *f, wki_graph *g, 
         return p;
     }
     f->buf = (int32_t)b;
-    f->ndim = (uint8_t)(w >> 8 & 15);
-    f->dtype = (uint8_t)(w >> 12 & 15);
+    f->ndim = (uint8_t)(w >> WKI_REF_NDIM);
+    f->dtype = (uint8_t)(w >> WKI_REF_DTYPE);
     f->off = (int64_t)*p++;
     for (int i = 0; i < f->ndim; i++)
         f->size[i] = (int64_t)*p++;

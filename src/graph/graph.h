@@ -7,9 +7,9 @@
  *
  * Stream of one op: a head word, per input a reference (below), the structural attribute words, and for RNG ops the
  * sequence number relative to the segment's start. Outputs take the next buffer numbers. A reference is one word
- *   bits 0-1 kind: 0 absent, 1 the buffer's whole shape, 2 contiguous, 3 strided; bit 2 declares the whole shape; bit 4 first use of an external buffer,
- *   bit 5 pinned, bit 6 16-byte aligned, bit 7 shares its storage with an earlier external buffer; bits 8-11 ndim,
- *   12-15 dtype, 32-63 buffer
+ *   bits 0-1 kind: 0 absent, 1 the buffer's whole shape, 2 contiguous, 3 strided; bit 2 declares the whole shape;
+ *   bit 4 first use of an external buffer, bit 5 pinned, bit 6 16-byte aligned, bit 7 shares its storage with an earlier
+ *   external buffer; bits 8-15 dtype, 16-23 ndim, 32-63 buffer
  * followed, as bit 7 says, by that earlier buffer, and for kinds 2 and 3 by offset, sizes (and strides).
  */
 #ifndef WKI_GRAPH_H
@@ -50,6 +50,7 @@ struct wki_recorder {
 static inline bool wki_recording(const wk_ctx *c) { return c->rec->in_call || c->rec->nops; }
 
 enum { WKI_REF_ABSENT, WKI_REF_WHOLE, WKI_REF_PLAIN, WKI_REF_STRIDED };
+enum { WKI_REF_DTYPE = 8, WKI_REF_NDIM = 16 }; /* bit positions */
 enum { WKI_REF_DECL = 4, WKI_REF_NEW = 16, WKI_REF_PINNED = 32, WKI_REF_ALIGNED = 64, WKI_REF_ALIAS = 128 };
 
 /* ---- decoded form --------------------------------------------------------------------------------------------------- */

@@ -104,95 +104,92 @@ static inline bool reserve(wk_ctx *c, wki_recorder *r, const wki_call *k) {
     return __builtin_expect(fits, 1) || grow_all(c, r, key, meta, nbuf, nval);
 }
 
-/* The buffer of a storage that exists outside the segment, seen from offset `off`; *fresh says it is new here. */
-static uint32_t external_buffer(wki_recorder *r, wki_storage *s, const wki_tensor *t, bool *fresh) {
-    uint32_t last = 0;
-    bool known = s->rec_epoch == r->epoch;
-    if (known)
-        for (uint32_t b = s->rec_buf;; b = r->buf[b].next_same - 1) {
-            if (r->buf[b].off == t->off)
-                return b;
-            last = b;
-            if (!r->buf[b].next_same)
-                break;
-        }
-    uint32_t b = r->nbuf++;
-    r->buf[b] = (wki_rbuf){.st = s, .off = t->off, .root = known ? s->rec_buf : b, .external = 1, .dtype = t->dtype};
-    s->refs++;
-    if (known) {
-        r->buf[last].next_same = b + 1;
-    } else {
-        s->rec_epoch = r->epoch;
-        s->rec_buf = b;
-    }
-    *fresh = true;
-    return b;
-}
-
 /* Sizes or strides. Copies all there is room for, which takes fewer instructions than what counts. */
 static inline uint64_t *put_dims(uint64_t *w, const int64_t *v, int n) {
     memcpy(w, v, WK_MAX_DIMS * sizeof *v);
     return w + n;
 }
 
-/* Appends how an op sees t; returns the end of the stream. */
-static inline uint64_t *put_ref(wki_recorder *r, uint64_t *at, const wki_tensor *t) {
+static inline uint64_t *put_shape(uint64_t *w, const wki_tensor *t, int64_t off) {
+    *w++ = (uint64_t)off;
+    w = put_dims(w, t->size, t->ndim);
+    return t->flags & WKI_F_PLAIN ? w : put_dims(w, t->stride, t->ndim);
+}
+
+static inline uint64_t kind_of(const wki_tensor *t) { return t->flags & WKI_F_PLAIN ? WKI_REF_PLAIN : WKI_REF_STRIDED; }
+
+/* The storage's buffer that starts where t does, or the last one that does not. */
+static uint32_t find_external(const wki_recorder *r, const wki_storage *s, const wki_tensor *t) {
+    uint32_t b = s->rec_buf;
+    while (r->buf[b].off != t->off && r->buf[b].next_same)
+        b = r->buf[b].next_same - 1;
+    return b;
+}
+
+/* A tensor from outside the segment: one buffer per storage and offset. */
+static uint64_t *put_external(wki_recorder *r, uint64_t *at, const wki_tensor *t, uint64_t head) {
     wki_storage *s = t->st;
-    uint64_t head = (uint64_t)t->ndim << 8 | (uint64_t)t->dtype << 12, *w = at + 1;
-    uint32_t b;
-    int64_t off = 0;
-    if (s->pending) {
-        b = s->rec_buf;
-        off = t->off;
-    } else {
-        bool fresh = false;
-        b = external_buffer(r, s, t, &fresh);
-        if (fresh) {
-            uintptr_t addr = (uintptr_t)s->data + (size_t)t->off * wki_dtype_size((wk_dtype)t->dtype);
-            head |= WKI_REF_NEW | (s->pinned ? WKI_REF_PINNED : 0) | (addr % 16 == 0 ? WKI_REF_ALIGNED : 0);
-            if (r->buf[b].root != b) {
-                head |= WKI_REF_ALIAS;
-                *w++ = r->buf[b].root;
-            }
+    uint64_t *w = at + 1;
+    uint32_t b = r->nbuf, known = b;
+    bool whole = t->flags & WKI_F_WHOLE;
+    if (s->rec_epoch == r->epoch)
+        known = find_external(r, s, t);
+    if (known == b || r->buf[known].off != t->off) {
+        uint32_t root = known == b ? b : s->rec_buf;
+        uintptr_t addr = (uintptr_t)s->data + (size_t)t->off * wki_dtype_size((wk_dtype)t->dtype);
+        head |= WKI_REF_NEW | (s->pinned ? WKI_REF_PINNED : 0) | (addr % 16 ? 0 : WKI_REF_ALIGNED);
+        r->nbuf++;
+        r->buf[b] = (wki_rbuf){.st = s, .off = t->off, .root = root, .external = 1, .dtype = t->dtype};
+        s->refs++;
+        if (root == b) {
+            s->rec_epoch = r->epoch;
+            s->rec_buf = b;
+        } else {
+            r->buf[known].next_same = b + 1;
+            head |= WKI_REF_ALIAS;
+            *w++ = root;
         }
+    } else {
+        b = known;
     }
     head |= (uint64_t)b << 32;
-    bool whole = t->flags & WKI_F_WHOLE, plain = t->flags & WKI_F_PLAIN;
     if (whole && r->buf[b].whole) {
         *at = head | WKI_REF_WHOLE;
         return w;
     }
-    if (whole && plain) {
+    if (whole) {
         r->buf[b].whole = 1;
         head |= WKI_REF_DECL;
     }
-    *at = head | (plain ? WKI_REF_PLAIN : WKI_REF_STRIDED);
-    *w++ = (uint64_t)off;
-    w = put_dims(w, t->size, t->ndim);
-    return plain ? w : put_dims(w, t->stride, t->ndim);
+    *at = head | kind_of(t);
+    return put_shape(w, t, 0);
+}
+
+/* Appends how an op sees t; returns the end of the stream. */
+static inline uint64_t *put_ref(wki_recorder *r, uint64_t *at, const wki_tensor *t) {
+    uint64_t head = (uint64_t)t->dtype << WKI_REF_DTYPE | (uint64_t)t->ndim << WKI_REF_NDIM;
+    if (!t->st->pending)
+        return put_external(r, at, t, head);
+    head |= (uint64_t)t->st->rec_buf << 32;
+    if (t->flags & WKI_F_WHOLE) {
+        *at = head | WKI_REF_WHOLE;
+        return at + 1;
+    }
+    *at = head | kind_of(t);
+    return put_shape(at + 1, t, t->off);
 }
 
 /* All that can fail, before anything is appended. */
-static inline bool prepare(wk_ctx *c, wki_recorder *r, wki_call *k, wk_device dev) {
-    for (int i = 0; i < k->nin; i++)
-        if (k->in[i] && __builtin_expect(k->in[i]->st->failed, 0))
-            return wki_fail(c, WK_STATE, "input %d is the result of a call that failed", i);
+static inline bool prepare(wk_ctx *c, wki_recorder *r, wki_call *k) {
     if (!reserve(c, r, k))
         return false;
     for (int i = 0; i < k->nout; i++) {
         wki_tensor *t = k->out[i];
-        t->st = wki_storage_new(c, dev, (size_t)t->numel * wki_dtype_size((wk_dtype)t->dtype), false);
+        t->st = wki_storage_new(c, (wk_device)k->dev, (size_t)t->numel * wki_dtype_size((wk_dtype)t->dtype), false);
         if (!t->st)
             return false;
     }
     return true;
-}
-
-static inline wk_device call_device(const wk_ctx *c, const wki_call *k) {
-    for (int i = 0; i < k->nin; i++)
-        if (k->in[i])
-            return (wk_device)k->in[i]->st->dev;
-    return (wk_device)c->dev;
 }
 
 /* The next buffer is the storage of an output. */
@@ -209,20 +206,25 @@ static inline void add_output(wki_recorder *r, const wki_tensor *t) {
     memcpy(m + 1, t->size, sizeof t->size);
 }
 
+static void note_writes(wki_recorder *r, const wki_call *k) {
+    for (int role = 0, i = 0, n = wki_role_size(k->op, k->nin); i < k->nin; role++, i += n)
+        for (int j = i; wki_role_written(k->op, role) && j < i + n; j++)
+            r->buf[k->in[j]->st->rec_buf].written = 1;
+}
+
 bool wki_record(wk_ctx *c, wki_call *k) {
     wki_recorder *r = c->rec;
-    wk_device dev = call_device(c, k);
     const wki_op *op = k->op;
-    if (r->nops && dev != r->dev) {
+    if (r->nops && k->dev != r->dev) {
         if (!wki_flush(c))
             return false;
         c->cur_op = op;
     }
     if (!r->nops) {
-        r->dev = (uint8_t)dev;
+        r->dev = k->dev;
         r->rng_start = (op->flags & WKI_OP_RNG) ? k->rng_seq : c->rng_seq;
     }
-    if (!prepare(c, r, k, dev))
+    if (!prepare(c, r, k))
         return false;
     uint64_t *w = r->key + r->nkey;
     *w++ = op->id | (uint64_t)k->nin << 16 | (uint64_t)k->nout << 32 | (uint64_t)k->nia << 40 | (uint64_t)k->nva << 56;
@@ -232,8 +234,6 @@ bool wki_record(wk_ctx *c, wki_call *k) {
             continue;
         }
         w = put_ref(r, w, k->in[i]);
-        if (op->writes && wki_call_writes(k, i))
-            r->buf[k->in[i]->st->rec_buf].written = 1;
     }
     for (int i = 0; i < k->nia; i++)
         *w++ = (uint64_t)k->ia[i];
@@ -244,6 +244,8 @@ bool wki_record(wk_ctx *c, wki_call *k) {
         r->val[r->nval++] = k->va[i];
     for (int i = 0; i < k->nout; i++)
         add_output(r, k->out[i]);
+    if (op->writes)
+        note_writes(r, k);
     r->nref += (uint32_t)(k->nin + k->nout);
     r->nops++;
     return true;

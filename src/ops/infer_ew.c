@@ -120,8 +120,11 @@ bool wki_infer_copy(wk_ctx *c, const wki_call *k) {
     return true;
 }
 
-static bool no_broadcast_dims(wk_ctx *c, const wki_tensor *t, const char *name) {
-    for (int i = 0; i < t->ndim && t->numel; i++)
+/* What is written must not be an expanded view. */
+static bool writable(wk_ctx *c, const wki_tensor *t, const char *name) {
+    if (t->flags & WKI_F_PLAIN)
+        return true;
+    for (int i = 0; i < t->ndim; i++)
         if (t->size[i] > 1 && t->stride[i] == 0)
             return wki_fail(c, WK_INVALID,
                             "`%s` is an expanded view: its elements share memory and cannot be written",
@@ -135,7 +138,7 @@ bool wki_infer_copy_into(wk_ctx *c, const wki_call *k) {
     if (wk_dtype_bits((wk_dtype)dst->dtype) > 32)
         return wki_fail(c, WK_DTYPE, "`dst` is %s, at most 32 bits are supported",
                         wk_dtype_name((wk_dtype)dst->dtype));
-    if (!wki_need_dtype(c, src, "src", (wk_dtype)dst->dtype) || !no_broadcast_dims(c, dst, "dst"))
+    if (!wki_need_dtype(c, src, "src", (wk_dtype)dst->dtype) || !writable(c, dst, "dst"))
         return false;
     bool fits = src->ndim <= dst->ndim;
     for (int i = 1; fits && i <= src->ndim; i++)
@@ -147,18 +150,21 @@ bool wki_infer_copy_into(wk_ctx *c, const wki_call *k) {
 
 /* In-place multi-tensor ops: as many tensors of every role, equal shapes across roles. */
 bool wki_infer_multi(wk_ctx *c, const wki_call *k) {
-    int roles = k->op->loop->nload, n = k->nin / roles;
-    if (n == 0 || k->nin % roles)
-        return wki_fail(c, WK_INVALID, "%d inputs are no multiple of %d", k->nin, roles);
-    for (int i = 0; i < k->nin; i++) {
-        const wki_tensor *t = k->in[i];
-        const char *name = k->op->in_names[i / n];
-        if (!t)
-            return wki_fail(c, WK_INVALID, "tensor %d of `%s` is missing", i % n, name);
-        if (!wki_need_f32(c, t, name) || !wki_need_same_shape(c, k->in[i % n], k->op->in_names[0], t, name))
-            return false;
-        if (k->op->writes_fn(k, i) && !no_broadcast_dims(c, t, name))
-            return false;
+    const wki_op *op = k->op;
+    int n = wki_role_size(op, k->nin);
+    if (n == 0 || k->nin % op->roles)
+        return wki_fail(c, WK_INVALID, "%d inputs are no multiple of %d", k->nin, op->roles);
+    for (int role = 0; role < op->roles; role++) {
+        const char *name = op->in_names[role];
+        bool written = wki_role_written(op, role);
+        for (int i = 0; i < n; i++) {
+            const wki_tensor *t = k->in[role * n + i];
+            if (!t)
+                return wki_fail(c, WK_INVALID, "tensor %d of `%s` is missing", i, name);
+            if (!wki_need_f32(c, t, name) || !wki_need_same_shape(c, k->in[i], op->in_names[0], t, name) ||
+                (written && !writable(c, t, name)))
+                return false;
+        }
     }
     return true;
 }

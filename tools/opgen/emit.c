@@ -174,14 +174,6 @@ static void emit_tables(FILE *f, const op *o) {
             fprintf(f, "%s\"%s\"", i ? ", " : "", o->in[i].name);
         fputs("};\n", f);
     }
-    if (o->variadic && in_place(o)) {
-        unsigned m = 0;
-        for (int i = 0; i < o->nin; i++)
-            m |= (unsigned)o->in[i].writes << i;
-        fprintf(f, "static bool writes_%s(const wki_call *k, int input) {\n", o->name);
-        fprintf(f, "    return k->nin >= %d && (%#xu >> (input / (k->nin / %d)) & 1);\n}\n", o->nin, m,
-                o->nin);
-    }
     if (o->nloop)
         loop_emit(f, o);
     vjp_emit(f, o);
@@ -217,6 +209,8 @@ static void emit_row(FILE *f, const op *o) {
         fputs(" | WKI_OP_KEEP_META", f);
     fprintf(f, ",\n     .nin = %d, .nout = %d, .nattr = %d, .optional = %#x, .writes = %#x,",
             o->variadic ? -1 : o->nin, o->nout, o->nattr, optional, writes);
+    if (o->variadic)
+        fprintf(f, " .roles = %d,", o->nin);
     fprintf(f, " .save_in = %#x, .save_out = %#x, .diff = %#x", o->save_in, o->save_out, o->diff);
     if (o->nattr)
         fprintf(f, ",\n     .attr = attr_%s", o->name);
@@ -224,8 +218,6 @@ static void emit_row(FILE *f, const op *o) {
         fprintf(f, ",\n     .in_names = names_%s", o->name);
     if (o->infer)
         fprintf(f, ", .infer = %s", o->infer);
-    if (o->variadic)
-        fprintf(f, ", .writes_fn = writes_%s", o->name);
     if (o->diff)
         fprintf(f, ", .vjp = %s%s", o->vjp_fn ? "" : "vjp_", o->vjp_fn ? o->vjp_fn : o->name);
     if (o->nloop)
