@@ -479,6 +479,13 @@ static int ref_linear(const dten *x, dten *y, bool bias) {
     return 1;
 }
 
+static int ref_linear_relu(const dten *x, dten *y, bool bias) {
+    ref_linear(x, y, bias);
+    for (int64_t i = 0; i < y->n; i++)
+        y->v[i] = y->v[i] < 0 ? 0 : y->v[i];
+    return 1;
+}
+
 typedef struct conv {
     int64_t n, c, h, w, o, kh, kw, oh, ow, sh, sw, ph, pw;
 } conv;

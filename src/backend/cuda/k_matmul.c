@@ -162,6 +162,14 @@ bool wki_k_cuda_linear_small_run(const wki_launch *l) {
     return run_small(l, &p);
 }
 
+bool wki_k_cuda_linear_relu_small_ok(const wki_launch *l) { return wki_k_cuda_linear_small_ok(l); }
+
+bool wki_k_cuda_linear_relu_small_run(const wki_launch *l) {
+    wkk_product p = small_linear(l);
+    p.relu = 1;
+    return run_small(l, &p);
+}
+
 /* ---- bmm --------------------------------------------------------------------------------------------------------------- */
 
 static matrix batch_matrix(const wki_view *v) {

@@ -47,6 +47,7 @@ typedef struct wkk_pad {
 typedef struct wkk_product {
     wkk_at a, b, bias, y;
     wkk_i64 m, n, k, a_rs, a_cs, b_rs, b_cs, bias_stride;
+    wkk_i64 relu; /* 1: max(sum, 0), NaN stays */
     wkk_i64 nd, batch, size[WKK_DIMS], as[WKK_DIMS], bs[WKK_DIMS];
 } wkk_product;
 

@@ -42,6 +42,6 @@ WKK_KERNEL wkk_product_small(wkk_product p, const wkk_u64 *args) {
     if (i < p.m && j < p.n) {
         if (p.bias_stride >= 0)
             sum += ((const float *)wkk_ptr(p.bias, args))[j * p.bias_stride];
-        ((float *)wkk_ptr(p.y, args))[(matrix * p.m + i) * p.n + j] = sum;
+        ((float *)wkk_ptr(p.y, args))[(matrix * p.m + i) * p.n + j] = p.relu && sum < 0.0f ? 0.0f : sum;
     }
 }
