@@ -37,51 +37,66 @@ static void keep_meta(wki_meta *m, const wki_tensor *t) {
     memcpy(m->size, t->size, sizeof m->size); /* all of it: cheaper than what counts */
 }
 
-static wki_saved save(wki_tensor *t) {
+static inline void save(wki_saved *s, wki_tensor *t) {
+    s->t = t;
+    s->version = wki_storage_version(t->st);
     t->refs++;
-    return (wki_saved){.t = t, .version = wki_storage_version(t->st)};
 }
 
 /* Where the gradient of an input goes. */
-static wki_edge edge_to(wki_tensor *t) {
-    if (!t->fn) {
+static inline void edge_to(wki_edge *e, wki_tensor *t) {
+    if (t->fn) {
+        e->fn = t->fn;
+        e->out_idx = t->out_idx;
+        t->fn->refs++;
+    } else {
+        e->leaf = t;
         t->refs++;
-        return (wki_edge){.leaf = t};
     }
-    t->fn->refs++;
-    return (wki_edge){.fn = t->fn, .out_idx = t->out_idx};
+}
+
+static inline void note_input(wki_node *n, int i, wki_tensor *t) {
+    const wki_op *op = n->op;
+    wki_edge *e = &n->edge[i];
+    wki_saved *s = &n->in[i];
+    e->fn = NULL;
+    e->leaf = NULL;
+    s->t = NULL;
+    if (n->meta)
+        n->meta[i].ndim = 0;
+    if (!t)
+        return;
+    if ((t->flags & WKI_F_REQ) && (op->diff >> i & 1))
+        edge_to(e, t);
+    if (op->save_in >> i & 1)
+        save(s, t);
+    if (n->meta)
+        keep_meta(&n->meta[i], t);
+}
+
+static inline void note_output(wki_node *n, int i, wki_tensor *t) {
+    n->out[i].t = NULL;
+    if (n->op->save_out >> i & 1) {
+        save(&n->out[i], t);
+        t->self_saved++;
+    }
+    if (wki_dtype_kind((wk_dtype)t->dtype) != 'F')
+        return;
+    t->fn = n;
+    t->out_idx = (uint8_t)i;
+    t->flags |= WKI_F_REQ;
+    n->refs++;
 }
 
 /* Apart from `apply`, which most calls leave without coming here. */
 static __attribute__((noinline)) bool record(wk_ctx *c, const wki_call *k) {
-    const wki_op *op = k->op;
-    bool meta = needs_meta(k);
-    wki_node *n = wki_node_new(c, k, meta ? k->nin : 0);
+    wki_node *n = wki_node_new(c, k, needs_meta(k) ? k->nin : 0);
     if (!n)
         return false;
-    for (int i = 0; i < k->nin; i++) {
-        wki_tensor *t = k->in[i];
-        n->edge[i] = t && (t->flags & WKI_F_REQ) && (op->diff >> i & 1) ? edge_to(t) : (wki_edge){0};
-        n->in[i] = t && (op->save_in >> i & 1) ? save(t) : (wki_saved){0};
-        if (meta && t)
-            keep_meta(&n->meta[i], t);
-        else if (meta)
-            n->meta[i].ndim = 0;
-    }
-    for (int i = 0; i < k->nout; i++) {
-        wki_tensor *t = k->out[i];
-        n->out[i] = (wki_saved){0};
-        if (op->save_out >> i & 1) {
-            n->out[i] = save(t);
-            t->self_saved++;
-        }
-        if (wki_dtype_kind((wk_dtype)t->dtype) != 'F')
-            continue;
-        t->fn = n;
-        t->out_idx = (uint8_t)i;
-        t->flags |= WKI_F_REQ;
-        n->refs++;
-    }
+    for (int i = 0; i < k->nin; i++)
+        note_input(n, i, k->in[i]);
+    for (int i = 0; i < k->nout; i++)
+        note_output(n, i, k->out[i]);
     wki_node_release(c, n); /* the outputs hold it now */
     return true;
 }

@@ -62,11 +62,10 @@ static void view_flags(wki_tensor *t, const wki_tensor *base) {
         t->flags |= WKI_F_WHOLE;
 }
 
-/* What is the same for every op: inputs present, sound, of this context and on one device. *mixed: of several dtypes. */
-static inline bool inputs_ok(wk_ctx *c, wki_call *k, bool *mixed) {
+/* Says what inputs_ok found wrong; false. Poison is no new error: the one that made it was reported. */
+static __attribute__((cold, noinline)) bool wrong_input(wk_ctx *c, const wki_call *k) {
     const wki_op *op = k->op;
     const wki_tensor *first = NULL;
-    int dtype = 0, dev = c->dev, differ = 0;
     for (int i = 0; i < k->nin; i++) {
         const wki_tensor *t = k->in[i];
         if (!t) {
@@ -74,24 +73,44 @@ static inline bool inputs_ok(wk_ctx *c, wki_call *k, bool *mixed) {
                 return wki_fail(c, WK_INVALID, "argument `%s` is missing", op->in_names ? op->in_names[i] : "input");
             continue;
         }
-        if (__builtin_expect(t->flags & WKI_F_POISON, 0))
+        if (t->flags & WKI_F_POISON)
             return false;
-        if (__builtin_expect(t->ctx != c, 0))
+        if (t->ctx != c)
             return wki_fail(c, WK_HANDLE, "input %d belongs to another context (wk_share makes a handle here)", i);
-        const wki_storage *s = t->st;
-        if (!first) {
-            first = t;
-            dtype = t->dtype;
-            dev = s->dev;
-        }
-        differ |= t->dtype ^ dtype;
-        if (__builtin_expect(s->failed, 0))
+        if (t->st->failed)
             return wki_fail(c, WK_STATE, "input %d is the result of a call that failed", i);
-        if (__builtin_expect(s->dev != dev, 0))
-            return wki_fail(c, WK_DEVICE, "inputs are on %s and %s", wk_device_name((wk_device)dev),
-                            wk_device_name((wk_device)s->dev));
+        first = first ? first : t;
+        if (t->st->dev != first->st->dev)
+            return wki_fail(c, WK_DEVICE, "inputs are on %s and %s", wk_device_name((wk_device)first->st->dev),
+                            wk_device_name((wk_device)t->st->dev));
     }
-    k->dev = (uint8_t)dev;
+    return wki_fail(c, WK_INTERNAL, "inputs that fit were refused");
+}
+
+/* What is the same for every op: inputs present, sound, of this context and on one device. *mixed: of several dtypes. */
+static inline bool inputs_ok(wk_ctx *c, wki_call *k, bool *mixed) {
+    enum { NONE = 256 };
+    wki_tensor *const *in = k->in;
+    unsigned dev = NONE, dtype = 0, differ = 0;
+    for (int i = 0, n = k->nin; i < n; i++) {
+        const wki_tensor *t = in[i];
+        if (!t) {
+            if (k->op->nin >= 0 && !(k->op->optional >> i & 1)) /* a variadic row looks itself */
+                return wrong_input(c, k);
+            continue;
+        }
+        if (__builtin_expect(t->flags & WKI_F_POISON || t->ctx != c, 0))
+            return wrong_input(c, k);
+        const wki_storage *s = t->st;
+        if (dev == NONE) {
+            dev = s->dev;
+            dtype = t->dtype;
+        }
+        if (__builtin_expect(s->failed || s->dev != dev, 0))
+            return wrong_input(c, k);
+        differ |= t->dtype ^ dtype;
+    }
+    k->dev = dev == NONE ? c->dev : (uint8_t)dev;
     *mixed = differ;
     return true;
 }

@@ -232,7 +232,11 @@ struct wki_node {
    poison tensor. */
 wki_tensor *wki_saved_in(wk_ctx *c, const wki_node *n, int i);
 wki_tensor *wki_saved_out(wk_ctx *c, const wki_node *n, int i);
-void wki_node_release(wk_ctx *c, wki_node *n);
+void wki_node_free(wk_ctx *c, wki_node *n); /* its last reference is gone */
+static inline void wki_node_release(wk_ctx *c, wki_node *n) {
+    if (--n->refs == 0)
+        wki_node_free(c, n);
+}
 
 /* ---- errors -------------------------------------------------------------------------------------------------------- */
 

@@ -73,49 +73,50 @@ wki_node *wki_node_new(wk_ctx *c, const wki_call *k, int nmeta) {
     return n;
 }
 
-/* Frees what backward needs; the record itself stays for those that still point to it. */
-void wki_node_drop_saved(wki_node *n) {
-    for (int i = 0; i < n->nin; i++) {
-        wki_tensor *t = n->in[i].t;
-        n->in[i].t = NULL;
-        if (t)
-            wki_tensor_unref(t);
-    }
-    for (int i = 0; i < n->nout; i++) {
-        wki_tensor *t = n->out[i].t;
-        n->out[i].t = NULL;
-        if (t) {
-            t->self_saved--;
-            wki_tensor_unref(t);
-        }
-    }
+static inline void unsave_out(wki_saved *s) {
+    wki_tensor *t = s->t;
+    if (!t)
+        return;
+    s->t = NULL;
+    t->self_saved--;
+    wki_tensor_unref(t);
 }
 
-/* Iterative: a chain of 100,000 records must not recurse. Records whose count fell to 0 wait on c->dying. */
-void wki_node_release(wk_ctx *c, wki_node *n) {
-    if (--n->refs)
+static inline void drop(wki_tensor **slot) {
+    wki_tensor *t = *slot;
+    if (!t)
         return;
-    n->next = c->dying;
-    c->dying = n;
-    if (c->reaping)
-        return;
+    *slot = NULL;
+    wki_tensor_unref(t);
+}
+
+/* Frees what backward needs; the record itself stays for those that still point to it. */
+void wki_node_drop_saved(wki_node *n) {
+    for (int i = 0; i < n->nin; i++)
+        drop(&n->in[i].t);
+    for (int i = 0; i < n->nout; i++)
+        unsave_out(&n->out[i]);
+}
+
+/* Frees the records that wait on c->dying, and those that only they held. Iterative: a chain of 100,000 records must not
+   recurse. */
+static void reap(wk_ctx *c) {
+    wki_node *n;
     c->reaping = true;
     while ((n = c->dying)) {
         c->dying = n->next;
-        wki_node_drop_saved(n);
         for (int i = 0; i < n->nin; i++) {
-            wki_edge e = n->edge[i];
-            n->edge[i] = (wki_edge){0};
-            if (e.fn)
-                wki_node_release(c, e.fn);
-            if (e.leaf)
-                wki_tensor_unref(e.leaf);
+            const wki_edge *e = &n->edge[i];
+            drop(&n->in[i].t);
+            if (e->fn)
+                wki_node_release(c, e->fn);
+            if (e->leaf)
+                wki_tensor_unref(e->leaf);
         }
-        for (int i = 0; i < n->nout; i++)
-            if (n->gacc[i]) {
-                wki_tensor_unref(n->gacc[i]);
-                n->gacc[i] = NULL;
-            }
+        for (int i = 0; i < n->nout; i++) {
+            unsave_out(&n->out[i]);
+            drop(&n->gacc[i]);
+        }
         if (n->size_class == BIG) {
             wki_free(n);
         } else {
@@ -124,6 +125,13 @@ void wki_node_release(wk_ctx *c, wki_node *n) {
         }
     }
     c->reaping = false;
+}
+
+void wki_node_free(wk_ctx *c, wki_node *n) {
+    n->next = c->dying;
+    c->dying = n;
+    if (!c->reaping)
+        reap(c);
 }
 
 static wki_tensor *unpack(wk_ctx *c, const wki_node *n, const wki_saved *s, const char *what, int i) {
