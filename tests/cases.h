@@ -88,6 +88,20 @@ dten case_read(wki_tensor *t);
 /* Compares with the reference's output j; `slack` widens tolerances that are not 0. */
 void case_compare(const case_instance *t, int j, wki_tensor *got, double slack, const char *how);
 
+/* A row as a program: the call, then the gradients of sum(w y) with respect to the float inputs, then those of the sum of the
+   products of these with v, with respect to inputs and w. in: x, then w per float output, then v per differentiable input;
+   out: y, gradients, second gradients. */
+typedef struct case_program {
+    const case_instance *t;
+    bool before, after; /* an elementwise op before every f32 input, after every f32 output */
+    int order;          /* of derivatives: 0, 1, 2 */
+    int nx, ny, nw, nv; /* filled by case_program_open */
+} case_program;
+void case_program_open(case_program *p, const case_instance *t, int order);
+int case_program_nin(const case_program *p);
+int case_program_nout(const case_program *p);
+void case_program_run(wk_ctx *c, void *program, wk_tensor *const *in, int nin, wk_tensor **out, int nout);
+
 /* A context on the device, or NULL after a skip. */
 wk_ctx *case_context(wk_device d);
 wk_device case_device(void); /* WICK_TEST_DEVICE, cpu by default */

@@ -91,7 +91,9 @@ static int32_t to_int(double v) {
 /* Through f32 or 32-bit integers, which I64 saturates to and U8 wraps. */
 static double converted(double v, wk_dtype from, wk_dtype to) {
     int kind = wki_dtype_kind(to);
-    if (from == WK_F32 || from == WK_F64)
+    if (from == WK_F32 && to == WK_F32)
+        return v; /* unrounded, for differences */
+    if (from == WK_F64)
         v = (double)(float)v;
     if (kind == 'B')
         return v != 0;

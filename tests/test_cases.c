@@ -14,7 +14,7 @@
 /* One call as a function to compile; outputs: all of the row's. */
 static void call_row(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
     const case_instance *t = self;
-    wki_tensor *x[CASE_MAX_IN], *y[CASE_MAX_OUT] = {0};
+    wki_tensor *x[CASE_MAX_IN] = {0}, *y[CASE_MAX_OUT] = {0};
     for (int i = 0; i < nin; i++)
         x[i] = wki_slot(in[i]);
     t->k->call(c, x, y);
