@@ -232,10 +232,10 @@ static void put_value(emitter *e, int i) {
         if (e->four && e->s.rng_unit)
             PUT("x%d[k]", i);
         else if (e->four)
-            PUT("wkc_%s(seed, seq%d, g + (WK_U64)k * (WK_U64)%s)", prims[in->sub].name, in->a,
+            PUT("wkl_%s(seed, seq%d, g + (WK_U64)k * (WK_U64)%s)", prims[in->sub].name, in->a,
                 wki_cu_wide_param(e, false, e->l.weight + wki_cu_dims(&e->s) - 1).s);
         else
-            PUT("wkc_%s(seed, seq%d, %s)", prims[in->sub].name, in->a, row ? "G" : "g");
+            PUT("wkl_%s(seed, seq%d, %s)", prims[in->sub].name, in->a, row ? "G" : "g");
         break;
     default:
         break;
@@ -270,11 +270,11 @@ void wki_cu_put_pointers(emitter *e) {
             continue;
         const char *type = dtype_type(e->r->opnd[i].dtype), *c = i < e->p->nload ? "const " : "";
         if (e->s.kind == WKI_CU_MULTI)
-            LINE("%s%s *p%d = (%s%s *)wkl_at(args, entry[%d], (int)entry[%d]) + chunk;", c, type, i, c, type,
-                 1 + 2 * i, 2 + 2 * i);
+            LINE("%s%s *p%d = WKL_POINTER(%s%s, wkl_at(args, entry[%d], (int)entry[%d])) + chunk;", c, type,
+                 i, c, type, 1 + 2 * i, 2 + 2 * i);
         else
-            LINE("%s%s *p%d = (%s%s *)wkl_at(args, p.q[%d], p.d[%d]);", c, type, i, c, type, e->l.base + i,
-                 e->l.slot + i);
+            LINE("%s%s *p%d = WKL_POINTER(%s%s, wkl_at(args, p.q[%d], p.d[%d]));", c, type, i, c, type,
+                 e->l.base + i, e->l.slot + i);
     }
 }
 
@@ -390,7 +390,7 @@ static void put_each_kernel(emitter *e) {
     bool multi = e->s.kind == WKI_CU_MULTI;
     wki_cu_needed(e, 1, need);
     if (multi) {
-        LINE("const WK_U64 *table = (const WK_U64 *)p.q[%d];", e->l.base);
+        LINE("const WK_U64 *table = WKL_POINTER(const WK_U64, p.q[%d]);", e->l.base);
         LINE("int low = 0, high = p.d[%d];", e->l.slot);
         LINE("while (high - low > 1) {");
         LINE("const int middle = (low + high) / 2;");

@@ -3,15 +3,18 @@
  * the CPU where the CUDA built-ins are defined. */
 #ifdef __cplusplus
 #define WKL_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+/* An address from memory could be of any space, and accesses generic ones, were it not said to be global. */
+#define WKL_POINTER(T, address) ((T *)__cvta_global_to_generic(address))
 #else
 #define WKL_KERNEL(threads) void
+#define WKL_POINTER(T, address) ((T *)(address))
 #endif
 
 /* ---- arguments ----------------------------------------------------------------------------------------- */
 
 WK_FN WK_U64 wkl_at(const WK_U64 *args, WK_U64 base, int slot) { return slot < 0 ? base : args[slot] + base; }
 WK_FN float wkl_arg(const WK_U64 *args, int slot) { return (float)__longlong_as_double((WK_I64)args[slot]); }
-WK_FN void wkl_fault(const WK_U64 *args, int slot, int code) { atomicCAS((int *)args[slot], 0, code); }
+WK_FN void wkl_fault(const WK_U64 *args, int slot, int code) { atomicCAS(WKL_POINTER(int, args[slot]), 0, code); }
 WK_FN int wkl_aligned(const void *p, unsigned bytes) { return ((WK_U64)p & (bytes - 1)) == 0; }
 
 /* n / d for n < 2^31, where shift = ceil(log2 d) and mul = 2^32 (2^shift - d) / d + 1 (Granlund and
@@ -89,8 +92,18 @@ WKL_VECTOR(b8, unsigned char, uchar4)
 WKL_VECTOR2(f64, double, double2)
 WKL_VECTOR2(i64, WK_I64, longlong2)
 
-/* ---- random numbers: four neighbours of one Philox block; index is a multiple of 4 --------------------- */
+/* ---- random numbers ------------------------------------------------------------------------------------ */
 
+/* wkc_uniform without an array that is indexed at run time, which would lie in memory. */
+WK_FN float wkl_uniform(WK_U64 seed, WK_U64 seq, WK_U64 index) {
+    WK_U32 w[4];
+    wkc_philox(seed, seq, index >> 2, w);
+    const WK_U32 low = index & 1 ? w[1] : w[0], high = index & 1 ? w[3] : w[2];
+    return wkc_uniform_bits((int)(index & 2 ? high : low));
+}
+WK_FN float wkl_normal(WK_U64 seed, WK_U64 seq, WK_U64 index) { return wkc_normal(seed, seq, index); }
+
+/* Four neighbours of one Philox block; index is a multiple of 4. */
 WK_FN void wkl_uniform4(WK_U64 seed, WK_U64 seq, WK_U64 index, float *x) {
     WK_U32 w[4];
     wkc_philox(seed, seq, index >> 2, w);
