@@ -191,7 +191,8 @@ WK_API void wk_zero_grad(wk_tensor *t);        /* drops the gradient */
 
 typedef struct wk_compile_options {
     size_t struct_size;
-    bool strict;  /* round where eager rounds: results are bit-identical to eager */
+    bool strict;  /* round where eager rounds: results are bit-identical to eager. With f32 they are so without it too; it will
+                     differ for 16-bit types */
 } wk_compile_options;
 WK_API void wk_compile_options_init(wk_compile_options *o);
 /* The function is run on every call while its ops are recorded; what it does otherwise happens once per call. */
@@ -328,9 +329,9 @@ typedef struct wk_array { /* one operand of a user kernel: host memory, contiguo
 } wk_array;
 typedef struct wk_op_desc {
     size_t struct_size;
-    const char *name;    /* unique in the runtime; copied */
+    const char *name;    /* 1 to 63 characters, unique in the runtime; copied */
     int nin, nout;       /* at most 8 each */
-    int nattr;           /* VALUE attributes (doubles) */
+    int nattr;           /* VALUE attributes (doubles), at most 255 */
     /* Shapes: write each output's ndim and sizes; false with a message in err makes the call fail. */
     bool (*infer)(const wk_array *in, const double *attr, wk_array *out, int64_t (*out_size)[WK_MAX_DIMS], char err[256]);
     void (*cpu)(const wk_array *in, wk_array *out, const double *attr); /* thread-safe; any thread */
@@ -338,7 +339,8 @@ typedef struct wk_op_desc {
     void (*vjp)(wk_ctx *c, wk_tensor *const *in, wk_tensor *const *out, wk_tensor *const *gout, const double *attr,
                 wk_tensor **gin);
     /* CUDA C of an elementwise kernel `extern "C" __global__ void NAME(const float *in0, ..., float *out0, ..., const
-       float *attr, long long n)` over outputs of n elements; NULL: the op fails on CUDA. */
+       float *attr, long long n)` over outputs of n elements; NULL: the op fails on CUDA. Not copied: lives as long as the
+       runtime. */
     const char *cuda;
 } wk_op_desc;
 WK_API void wk_op_desc_init(wk_op_desc *d);

@@ -4,7 +4,7 @@
  * stands for functions `wki_k_<name>_ok` (predicate: shapes, dtypes, strides; data pointers are not valid yet) and
  * `wki_k_<name>_run`, and with WKI_K_WORKSPACE also `wki_k_<name>_workspace` (bytes).
  *
- * Backends see base, core and the op table only.
+ * Backends see base, core, the op table and plans (compile/plan.h); eager, at the foot of the executors, the recorder too.
  */
 #ifndef WKI_BACKEND_H
 #define WKI_BACKEND_H
@@ -49,11 +49,8 @@ typedef struct wki_kernel {
 
 /* First row of an op, whose rows are adjacent; NULL when it has none. */
 const wki_kernel *wki_kernels_of(uint16_t op);
-/* First row of (op, device) whose predicate holds; NULL when none. WICK_TRACE=dispatch tells which and why not. */
+/* First row of (op, device) whose predicate holds; NULL when none. WICK_TRACE=dispatch names it and those that did not fit. */
 const wki_kernel *wki_kernel_find(const wki_launch *l, wk_device dev);
-
-/* Rows of an op, adjacent, the first one; NULL when it has none (backend/kernels.c). */
-const wki_kernel *wki_kernels_of(uint16_t op);
 
 /* A user op's C function on host memory (ops/user.c). */
 bool wki_user_launch(const wki_launch *l);

@@ -1,30 +1,11 @@
 /* The bottom of the executor stack: runs an op now on the CPU, or hands it to the recorder (while recording, and always for
  * devices whose only executor is the plan). */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "backend/backend.h"
 #include "graph/graph.h"
 #include "ops/bind.h"
 #include "ops/infer.h"
-
-const wki_kernel *wki_kernel_find(const wki_launch *l, wk_device dev) {
-    const wki_kernel *k = wki_kernels_of(l->op->id);
-    const char *trace = getenv("WICK_TRACE");
-    bool say = trace && strstr(trace, "dispatch");
-    for (; k && k->op == l->op->id; k++) {
-        if (k->dev != dev)
-            continue;
-        bool ok = !k->ok || k->ok(l);
-        if (say)
-            fprintf(stderr, "wick dispatch: %s on %s: %s %s\n", l->op->name, wk_device_name(dev), k->name,
-                    ok ? "runs" : "does not fit");
-        if (ok)
-            return k;
-    }
-    return NULL;
-}
 
 static void view_of(wki_view *v, const wki_tensor *t) {
     if (!t) {
@@ -80,6 +61,12 @@ static bool flat(const wki_call *k, const wki_loop *loop, wki_loop_run *r) {
     return true;
 }
 
+static bool run_bound(wk_ctx *c, const wki_loop_run *r) {
+    if (!wki_loop_cpu(r, c->rt->isa, c->rt->pool))
+        return wki_fail(c, WK_NOMEM, "no host memory for the loop's scratch space");
+    return !*r->fault || wki_report_fault(c, *r->fault);
+}
+
 static bool run_loop(wk_ctx *c, wki_call *k, const wki_loop *loop) {
     wki_loop_run r;
     float arg[MAX_ARGS];
@@ -91,8 +78,7 @@ static bool run_loop(wk_ctx *c, wki_call *k, const wki_loop *loop) {
     r.rng_seq = &k->rng_seq;
     r.fault = &fault;
     if (flat(k, loop, &r))
-        return wki_loop_cpu(&r, c->rt->isa, c->rt->pool) ||
-               wki_fail(c, WK_NOMEM, "no host memory for the loop's scratch space");
+        return run_bound(c, &r);
     int n = wki_op_tensors(k->op, k->nin, loop);
     wki_view small[16], *in = k->nin <= 8 ? small : wki_malloc((size_t)k->nin * sizeof *in), out[8];
     bool ok = in != NULL;
@@ -106,12 +92,12 @@ static bool run_loop(wk_ctx *c, wki_call *k, const wki_loop *loop) {
         ok = wki_bind(k->op, loop, in, k->nin, out, k->nout, k->ia, t, &r);
         if (!ok)
             wki_fail(c, WK_INTERNAL, "operands do not fit the loop program's domain");
-        else if (!(ok = wki_loop_cpu(&r, c->rt->isa, c->rt->pool)))
-            wki_fail(c, WK_NOMEM, "no host memory for the loop's scratch space");
+        else
+            ok = run_bound(c, &r);
     }
     if (in != small)
         wki_free(in);
-    return ok && (!fault || wki_report_fault(c, fault));
+    return ok;
 }
 
 static bool run_kernel(wk_ctx *c, wki_call *k) {

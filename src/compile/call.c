@@ -9,12 +9,13 @@ typedef struct compiled {
     wk_ctx *c;
     wk_fn fn;
     void *self;
-    bool strict;
 } compiled;
 
 void wk_compile_options_init(wk_compile_options *o) { *o = (wk_compile_options){.struct_size = sizeof *o}; }
 
+/* `strict` asks for what every plan does while f32 is the only type that ops round to. */
 wk_compiled *wk_compile(wk_ctx *c, wk_fn fn, void *self, const wk_compile_options *o) {
+    (void)o;
     compiled *f = wki_calloc(1, sizeof *f);
     c->caller = __builtin_return_address(0);
     c->cur_op = NULL;
@@ -24,7 +25,7 @@ wk_compiled *wk_compile(wk_ctx *c, wk_fn fn, void *self, const wk_compile_option
         wki_free(f);
         return wki_box_invalid(c);
     }
-    *f = (compiled){.c = c, .fn = fn, .self = self, .strict = o && o->strict};
+    *f = (compiled){.c = c, .fn = fn, .self = self};
     return wki_box_new(c, WKI_BOX_COMPILED, f, wki_free);
 }
 

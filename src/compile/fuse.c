@@ -56,7 +56,7 @@ domain wki_node_domain(const wki_graph *g, const wki_gnode *n) {
     const wki_gref *f = &g->ref[n->ref0 + (n->op->klass == WKI_ROW ? 0 : n->nin)];
     d.ndim = f->ndim;
     memcpy(d.size, f->size, sizeof d.size);
-    d.red = wki_op_redmask(n->op, n->ia, f->ndim);
+    d.red = wki_op_reduced(n->op, f->ndim, n->ia);
     return d;
 }
 

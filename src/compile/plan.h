@@ -92,8 +92,9 @@ typedef struct wki_plan {
 bool wki_lower(wk_ctx *c, wki_plan *p, const wki_groups *gr);
 /* Assigns arena offsets (compile/memory.c). */
 bool wki_pass_memory(wk_ctx *c, wki_plan *p);
-/* Builds the plan of the recorder's segment (compile/plan.c); NULL after wki_fail. */
+/* Gives back one reference (compile/plan.c); NULL is ignored. */
 void wki_plan_unref(wki_plan *p);
+/* One line per step, for WICK_TRACE=plan. */
 void wki_plan_print(const wki_plan *p);
 
 /* ---- running ------------------------------------------------------------------------------------------------------- */

@@ -1,5 +1,6 @@
-/* Handles of modules, optimizers, loaders and compiled functions. One table a context, found among the context's objects; its slots are never
- * given back before the context ends, which is what makes a stale handle safe to look at. May call: base, core.
+/* Handles of modules, optimizers, loaders and compiled functions. One table a context, found among the context's
+ * objects; its slots are never given back before the context ends, which is what makes a stale handle safe to look at.
+ * May call: base, core.
  */
 #include "core/box.h"
 

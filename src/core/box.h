@@ -1,5 +1,6 @@
-/* Handles of modules, optimizers, loaders and compiled functions: like a tensor's, the address of a slot with its generation in the top bits,
- * so that the use of a freed one is an error in its context. Slots live as long as the context; bodies come and go.
+/* Handles of modules, optimizers, loaders and compiled functions: like a tensor's, the address of a slot with its
+ * generation in the top bits, so that the use of a freed one is an error in its context. Slots live as long as the
+ * context; bodies come and go.
  * May call: base, core.
  */
 #ifndef WKI_BOX_H

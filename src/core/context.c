@@ -110,10 +110,8 @@ wk_ctx *wk_ctx_new(wk_runtime *rt) {
     c->rt = rt;
     c->default_rt = is_default;
     c->grad_mode = true;
-    c->ordinal = atomic_fetch_add(&rt->next_ordinal, 1);
-    c->seed = mix(rt->seed + c->ordinal);
+    c->seed = mix(rt->seed + atomic_fetch_add(&rt->next_ordinal, 1));
     c->exec = &wki_exec_autograd;
-    c->base = &wki_exec_base;
     wki_tensor *p = wki_tensor_new(c);
     if (!p || !(c->rec = wki_recorder_new(c)))
         goto fail;

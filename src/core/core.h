@@ -39,7 +39,6 @@ typedef struct wki_shared {
     void *data;
     size_t bytes;
     wk_device dev;
-    wk_runtime *rt;
 } wki_shared;
 
 struct wki_storage {
@@ -65,8 +64,7 @@ enum {
     WKI_F_POISON = 4,
     WKI_F_KEEP = 8,     /* wk_keep: promote at scope end */
     WKI_F_WHOLE = 16,   /* PLAIN, offset 0, and shaped as its storage was when made: the recorder need not describe it */
-    WKI_F_PARAM = 32,
-    WKI_F_LIVE = 64,    /* slot in use */
+    WKI_F_LIVE = 32,    /* slot in use */
 };
 
 struct wki_tensor {
@@ -75,7 +73,6 @@ struct wki_tensor {
     uint16_t self_saved;                 /* of refs, how many are held by fn for its own saved outputs */
     int32_t user, refs;
     uint32_t scope_pos; /* index in the context's owned stack + 1; 0: owned by no scope */
-    uint32_t _pad;
     wk_ctx *ctx;
     wki_storage *st;
     wki_node *fn;     /* autograd record that produced it; NULL for leaves */
@@ -257,15 +254,13 @@ typedef struct wki_undo { /* what a discarded recording restores */
 struct wk_ctx {
     wk_runtime *rt;
     const wki_executor *exec;   /* top of the stack */
-    const wki_executor *base;   /* bottom: eager or recorder */
     wk_status failed;
-    bool grad_mode, in_backward;
+    bool grad_mode;
     uint8_t dev;                /* default device of creation calls */
     int call_depth;             /* wk_call nesting */
     const void *caller;         /* innermost public entry's return address */
     const wki_op *cur_op;
     uint64_t seed, rng_seq;
-    uint64_t ordinal;
     uint64_t node_seq;
     /* slots */
     wki_tensor *free_slots;
@@ -278,7 +273,7 @@ struct wk_ctx {
     uint32_t nmarks, cap_marks, scope_floor, lost_scopes;
     /* pools */
     wki_storage *free_storages;
-    wki_node *free_nodes[16];   /* by size class of 64 << n bytes... see node.c */
+    wki_node *free_nodes[16];   /* by size class: core/node.c */
     struct wki_chunk *chunks;   /* all pool memory, freed with the context */
     wki_recorder *rec;
     struct wki_plan_ctx *plans; /* compile/plan.c: plans this context used, with the device's state for them */
@@ -303,7 +298,7 @@ struct wk_ctx {
     void *dev_state[WK_DEVICE_COUNT]; /* per (context, device): stream, arena, argument ring; made by the device's api */
 };
 
-/* ---- slots, storages, scopes (core/tensor.c, core/scope.c) ---------------------------------------------------------- */
+/* ---- slots, storages, scopes (core/tensor.c) ------------------------------------------------------------------------ */
 
 wki_tensor *wki_tensor_new(wk_ctx *c);               /* user 1, owned by the current scope; NULL after wki_fail */
 void wki_tensor_user_down(wki_tensor *t);            /* user-- (and what follows) */
@@ -404,7 +399,7 @@ bool wki_undo_i64(wk_ctx *c, int64_t *p);
 void wki_undo_commit(wk_ctx *c);
 void wki_undo_rollback(wk_ctx *c);
 
-/* ---- devices (backend/backend.h has what plans need) ---------------------------------------------------------------- */
+/* ---- devices (compile/plan.h has what plans need) ------------------------------------------------------------------- */
 
 struct wki_device_api {
     const char *name;
@@ -416,7 +411,7 @@ struct wki_device_api {
     bool (*sync)(wk_ctx *c);
     void (*ctx_free)(wk_ctx *c); /* drops dev_state */
     void (*rt_free)(wk_runtime *rt);
-    const struct wki_plan_api *plan; /* backend/backend.h */
+    const struct wki_plan_api *plan; /* compile/plan.h */
 };
 extern const wki_device_api *const wki_devices[WK_DEVICE_COUNT];
 

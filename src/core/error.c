@@ -1,4 +1,5 @@
-/* Errors as values: the sticky error of a context, its text and where it came from. Calls base only. */
+/* Errors as values: the sticky error of a context, its text and where it came from; names of statuses and dtypes. Calls
+ * core and, for a pending recording, the recorder. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <spawn.h>
@@ -148,15 +149,14 @@ const char *wk_message(wk_ctx *c) {
     return c->failed ? c->err.message : "";
 }
 
+static wk_status copy_error(wk_ctx *c, wk_error *out) {
+    locate(c);
+    *out = c->failed ? c->err : (wk_error){.status = WK_OK};
+    return c->failed;
+}
+
 wk_status wk_error_take(wk_ctx *c, wk_error *out) {
-    wk_status s = c->failed;
-    if (out) {
-        locate(c);
-        if (s)
-            *out = c->err;
-        else
-            *out = (wk_error){.status = WK_OK};
-    }
+    wk_status s = out ? copy_error(c, out) : c->failed;
     if (s && !c->call_depth)
         wki_rec_discard_failed(c);
     c->failed = WK_OK;
@@ -177,14 +177,7 @@ wk_status wk_try_end(wk_ctx *c, wk_error *out) {
         wki_fail(c, WK_STATE, "wk_try_end without a matching wk_try_begin");
         return WK_STATE;
     }
-    wk_status s = c->failed;
-    if (out) {
-        locate(c);
-        if (s)
-            *out = c->err;
-        else
-            *out = (wk_error){.status = WK_OK};
-    }
+    wk_status s = out ? copy_error(c, out) : c->failed;
     c->try_depth--;
     if (c->try_depth < (int)(sizeof c->try_saved / sizeof *c->try_saved)) {
         c->err = c->try_saved[c->try_depth];

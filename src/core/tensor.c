@@ -223,7 +223,6 @@ wki_storage *wki_storage_share(wk_ctx *to, wki_storage *s) {
         h->data = s->data;
         h->bytes = s->bytes;
         h->dev = (wk_device)s->dev;
-        h->rt = s->ctx->rt;
         s->shared = h;
     }
     wki_storage *n = wki_storage_new(to, (wk_device)s->dev, s->bytes, false);

@@ -53,6 +53,14 @@ wk_tensor *wk_empty(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *size) {
     return t ? wki_handle(t) : poison_handle(c);
 }
 
+typedef union item { /* one element, by dtype */
+    float f;
+    double d;
+    int64_t i;
+    int32_t w;
+    uint8_t b;
+} item;
+
 /* Fills memory of `numel` elements with the dtype's representation of 0 or 1. */
 static bool fill(wk_ctx *c, wki_tensor *t, int value) {
     wki_storage *s = t->st;
@@ -62,13 +70,7 @@ static bool fill(wk_ctx *c, wki_tensor *t, int value) {
     char *host = s->dev == WK_CPU ? s->data : wki_malloc(s->bytes);
     if (!host)
         return wki_fail(c, WK_NOMEM, "no host memory for %zu bytes", s->bytes);
-    union {
-        float f;
-        double d;
-        int64_t i;
-        int32_t w;
-        uint8_t b;
-    } one = {.i = value};
+    item one = {.i = value};
     if (t->dtype == WK_F32)
         one.f = (float)value;
     else if (t->dtype == WK_F64)
@@ -204,19 +206,24 @@ wk_tensor *wk_requires_grad(wk_tensor *h, bool on) {
 
 /* ---- other handles on the same memory ------------------------------------------------------------------------------- */
 
-static wki_tensor *same_storage(wk_ctx *c, wki_tensor *t) {
-    if (c->failed || (t->flags & WKI_F_POISON))
-        return c->poison;
-    wki_tensor *n = wki_tensor_new(c);
-    if (!n)
-        return c->poison;
-    n->flags |= t->flags & (WKI_F_PLAIN | WKI_F_WHOLE | WKI_F_PARAM);
+/* Gives the new slot n the shape, place and dtype of t. */
+static void look_like(wki_tensor *n, const wki_tensor *t) {
+    n->flags |= t->flags & (WKI_F_PLAIN | WKI_F_WHOLE);
     n->dtype = t->dtype;
     n->ndim = t->ndim;
     n->off = t->off;
     n->numel = t->numel;
     memcpy(n->size, t->size, sizeof t->size);
     memcpy(n->stride, t->stride, sizeof t->stride);
+}
+
+static wki_tensor *same_storage(wk_ctx *c, wki_tensor *t) {
+    if (c->failed || (t->flags & WKI_F_POISON))
+        return c->poison;
+    wki_tensor *n = wki_tensor_new(c);
+    if (!n)
+        return c->poison;
+    look_like(n, t);
     n->st = t->st;
     n->st->refs++;
     return n;
@@ -268,15 +275,9 @@ wk_tensor *wk_share(wk_ctx *to, wk_tensor *h) {
         return poison_handle(to);
     }
     n->st = st;
-    n->flags |= t->flags & (WKI_F_PLAIN | WKI_F_WHOLE | WKI_F_PARAM);
+    look_like(n, t);
     if (!t->fn)
         n->flags |= t->flags & WKI_F_REQ;
-    n->dtype = t->dtype;
-    n->ndim = t->ndim;
-    n->off = t->off;
-    n->numel = t->numel;
-    memcpy(n->size, t->size, sizeof t->size);
-    memcpy(n->stride, t->stride, sizeof t->stride);
     return wki_handle(n);
 }
 
@@ -391,14 +392,6 @@ static bool read_one(wki_tensor *t, void *raw) {
     size_t each = wki_dtype_size((wk_dtype)t->dtype);
     return wki_devices[t->st->dev]->download(c, raw, (char *)t->st->data + (size_t)t->off * each, each);
 }
-
-typedef union item {
-    float f;
-    double d;
-    int64_t i;
-    int32_t w;
-    uint8_t b;
-} item;
 
 double wk_item(wk_tensor *h) {
     ASK(h, NAN);

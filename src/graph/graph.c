@@ -152,6 +152,7 @@ nomem:
 }
 
 bool wki_graph_verify(wk_ctx *c, const wki_graph *g) {
+    int made = -1; /* outputs are numbered in program order */
     for (int i = 0; i < g->nnode; i++) {
         const wki_gnode *n = &g->node[i];
         for (int j = 0; j < n->nin + n->nout; j++) {
@@ -160,6 +161,10 @@ bool wki_graph_verify(wk_ctx *c, const wki_graph *g) {
                 continue;
             if (f->buf >= g->nbuf)
                 return wki_fail(c, WK_INTERNAL, "graph: op %d (%s) refers to buffer %d of %d", i, n->op->name, f->buf, g->nbuf);
+            if (j >= n->nin)
+                made = f->buf;
+            else if (!g->buf[f->buf].external && f->buf > made)
+                return wki_fail(c, WK_INTERNAL, "graph: op %d (%s) reads buffer %d before it is made", i, n->op->name, f->buf);
             int64_t lo = f->off, hi = f->off;
             for (int d = 0; d < f->ndim; d++)
                 *(f->stride[d] < 0 ? &lo : &hi) += (f->size[d] - 1) * f->stride[d];

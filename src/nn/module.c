@@ -199,7 +199,6 @@ wk_tensor *wk_module_param(wk_module *h, const char *name, wk_tensor *t) {
     wk_requires_grad(t, true);
     if (m->c->failed || !add_param(m, name, t))
         return wki_handle(poison);
-    p->flags |= WKI_F_PARAM;
     p->st->pinned = 1;
     return t;
 }
@@ -494,10 +493,8 @@ static wki_module *copy_tree(wk_ctx *to, const wki_module *m, const walk *old, w
     n->training = m->training;
     for (int i = 0; i < m->nparam && !to->failed; i++) {
         wk_tensor *t = shared_param(to, m->param[i].t, old, made);
-        if (!to->failed && add_param(n, m->param[i].name, t)) {
-            wki_slot(t)->flags |= WKI_F_PARAM;
+        if (!to->failed && add_param(n, m->param[i].name, t))
             wki_slot(t)->st->pinned = 1;
-        }
     }
     for (int i = 0; i < m->nchild && !to->failed; i++) {
         wki_module *k = copy_tree(to, m->child[i].m, old, made);

@@ -3,21 +3,6 @@
 
 #include "ops/infer.h"
 
-uint32_t wki_op_redmask(const wki_op *op, const int64_t *ia, int ndim) {
-    switch ((wki_red)op->red) {
-    case WKI_RED_NONE: return 0;
-    case WKI_RED_LAST: return ndim ? 1u << (ndim - 1) : 0;
-    case WKI_RED_DIM: return ndim ? 1u << ia[0] : 0;
-    case WKI_RED_DIMS: {
-        uint32_t m = 0;
-        for (int64_t i = 0; i < ia[0]; i++)
-            m |= 1u << ia[1 + i];
-        return m;
-    }
-    }
-    return 0;
-}
-
 int wki_op_tensors(const wki_op *op, int nin, const wki_loop *loop) {
     return op->nin < 0 && loop->nload ? nin / loop->nload : 1;
 }
@@ -88,7 +73,7 @@ bool wki_bind(const wki_op *op, const wki_loop *loop, const wki_view *in, int ni
     int n = wki_op_tensors(op, nin, loop);
     bool row_class = op->klass == WKI_ROW;
     const wki_view *dom = row_class || !nout ? &in[which] : &out[0];
-    uint32_t red = wki_op_redmask(op, ia, dom->ndim);
+    uint32_t red = wki_op_reduced(op, dom->ndim, ia);
     r->prog = loop;
     wki_order_domain(r, dom->ndim, dom->size, red);
     for (int i = 0; i < loop->nload; i++)

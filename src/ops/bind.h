@@ -5,17 +5,14 @@
 
 #include "backend/backend.h"
 
-/* Dimensions a ROW op reduces, as a mask over its domain's logical dimensions; 0 for other classes. */
-uint32_t wki_op_redmask(const wki_op *op, const int64_t *ia, int ndim);
-
 /* Number of tensors a multi-tensor in-place op works on: its inputs come in `nload` roles of that many. 1 otherwise. */
 int wki_op_tensors(const wki_op *op, int nin, const wki_loop *loop);
 
 /* Which input the j-th store of an in-place op's program goes to. */
 int wki_store_role(const wki_op *op, int j);
 
-/* Strides of an operand over the logical dimensions of a domain; false when its shape does not fit. `drop`: reduced
-   dimensions are absent from the operand (no keepdim). */
+/* Strides of an operand over the logical dimensions of a domain; false when its shape does not fit. `row_class`: the
+   reduced dimensions of the mask `red` may be absent from the operand (no keepdim). */
 bool wki_map_operand(int ndim, const int64_t *size, const int64_t *stride, int nd, const int64_t *dom, uint32_t red,
                      bool row_class, int64_t *out);
 

@@ -77,7 +77,7 @@ static inline int64_t wki_meta_size(const wki_meta *m, int dim) {
     return dim >= 0 && dim < m->ndim ? m->size[dim] : 1;
 }
 
-/* Which dimensions of input 0 a ROW op reduces, bit i: dimension i. */
+/* Which dimensions of input 0 a ROW op reduces, bit i: dimension i; 0 for other classes. */
 uint32_t wki_op_reduced(const wki_op *op, int ndim, const int64_t *ia);
 /* The loop program for these dtypes of input 0 and output 0 (WK_DTYPE_COUNT where there is none); NULL if none fits. */
 const struct wki_loop *wki_op_loop(const wki_op *op, wk_dtype in0, wk_dtype out0);

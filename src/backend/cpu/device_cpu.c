@@ -17,7 +17,6 @@ typedef struct cpu_state {
     size_t kept;
     void *arena;
     size_t arena_bytes;
-    int users; /* nested plan runs: none today, checked so that an arena is never shared by accident */
 } cpu_state;
 
 static int size_class(size_t bytes, size_t *rounded) {
