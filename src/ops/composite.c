@@ -230,6 +230,8 @@ static wki_tensor *matmul_shapes(wk_ctx *c, const wki_tensor *a, const wki_tenso
 /* (batch..., rows, cols) of t, where batch has n dimensions. */
 static wki_tensor *with_batch(wk_ctx *c, wki_tensor *t, int n, const int64_t *batch) {
     int64_t size[WK_MAX_DIMS];
+    if (t->ndim == n + 2 && !memcmp(t->size, batch, (size_t)n * sizeof *batch))
+        return t;
     memcpy(size, batch, (size_t)n * sizeof *size);
     size[n] = t->size[t->ndim - 2];
     size[n + 1] = t->size[t->ndim - 1];
