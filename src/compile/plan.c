@@ -38,11 +38,13 @@ typedef struct wki_instance { /* per context */
     wki_plan *plan;
     void *state;
     uint64_t used;
+    struct wki_instance *then; /* what ran after it the last time: the first guess, which needs no hash */
     struct wki_instance *next;
 } wki_instance;
 
 typedef struct wki_plan_ctx {
     wki_instance *inst[BUCKETS];
+    wki_instance *last; /* what ran last */
     int n;
     uint64_t clock;
 } wki_plan_ctx;
@@ -348,26 +350,25 @@ static void evict_instance(wk_ctx *c, wki_plan_ctx *pc) {
                 victim = i;
     wki_instance *i = *victim;
     *victim = i->next;
+    for (int b = 0; b < BUCKETS; b++)
+        for (wki_instance *j = pc->inst[b]; j; j = j->next)
+            j->then = j->then == i ? NULL : j->then;
+    pc->last = pc->last == i ? NULL : pc->last;
     wki_devices[i->plan->g->dev]->plan->release(c, i->state);
     wki_plan_unref(i->plan);
     wki_free(i);
     pc->n--;
 }
 
-static wki_instance *instance_for(wk_ctx *c) {
-    wki_recorder *r = c->rec;
-    if (!c->plans && !(c->plans = wki_calloc(1, sizeof *c->plans))) {
-        wki_fail(c, WK_NOMEM, "no host memory for the plan cache");
-        return NULL;
-    }
-    wki_plan_ctx *pc = c->plans;
-    uint64_t hash = wki_hash(r->key, r->nkey * sizeof *r->key, r->dev);
+static wki_instance *find_instance(const wki_plan_ctx *pc, const wki_recorder *r, uint64_t hash) {
     for (wki_instance *i = pc->inst[hash % BUCKETS]; i; i = i->next)
-        if (i->plan->hash == hash && same_key(i->plan, r)) {
-            i->used = ++pc->clock;
-            c->stats.plan_hits++;
+        if (i->plan->hash == hash && same_key(i->plan, r))
             return i;
-        }
+    return NULL;
+}
+
+static wki_instance *make_instance(wk_ctx *c, wki_plan_ctx *pc, uint64_t hash) {
+    wki_recorder *r = c->rec;
     wki_instance *i = wki_calloc(1, sizeof *i);
     if (!i) {
         wki_fail(c, WK_NOMEM, "no host memory for a plan");
@@ -382,10 +383,33 @@ static wki_instance *instance_for(wk_ctx *c) {
     }
     while (pc->n >= CTX_PLANS)
         evict_instance(c, pc);
-    i->used = ++pc->clock;
     i->next = pc->inst[hash % BUCKETS];
     pc->inst[hash % BUCKETS] = i;
     pc->n++;
+    return i;
+}
+
+static wki_instance *instance_for(wk_ctx *c) {
+    wki_recorder *r = c->rec;
+    if (!c->plans && !(c->plans = wki_calloc(1, sizeof *c->plans))) {
+        wki_fail(c, WK_NOMEM, "no host memory for the plan cache");
+        return NULL;
+    }
+    wki_plan_ctx *pc = c->plans;
+    wki_instance *i = pc->last ? pc->last->then : NULL;
+    bool hit = i && same_key(i->plan, r);
+    if (!hit) {
+        uint64_t hash = wki_hash(r->key, r->nkey * sizeof *r->key, r->dev);
+        i = find_instance(pc, r, hash);
+        hit = i != NULL;
+        if (!hit && !(i = make_instance(c, pc, hash)))
+            return NULL;
+        if (pc->last)
+            pc->last->then = i;
+    }
+    c->stats.plan_hits += hit;
+    i->used = ++pc->clock;
+    pc->last = i;
     return i;
 }
 

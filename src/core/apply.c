@@ -45,8 +45,8 @@ static bool promote(wk_ctx *c, wki_call *k) {
     return ok;
 }
 
-/* A view's flags: contiguous, and whole only if it shows its storage exactly as its base does. */
-static void view_flags(wki_tensor *t, const wki_tensor *base) {
+/* Number of elements and PLAIN, where inference did not know them. */
+static void view_numel(wki_tensor *t) {
     int64_t n = 1;
     bool plain = true;
     for (int i = t->ndim - 1; i >= 0; i--) {
@@ -57,6 +57,12 @@ static void view_flags(wki_tensor *t, const wki_tensor *base) {
     t->numel = n;
     if (plain || n == 0)
         t->flags |= WKI_F_PLAIN;
+}
+
+/* A view's flags: contiguous, and whole only if it shows its storage exactly as its base does. */
+static inline void view_flags(wki_tensor *t, const wki_tensor *base) {
+    if (!(t->flags & WKI_F_PLAIN))
+        view_numel(t);
     if ((base->flags & WKI_F_WHOLE) && (t->flags & WKI_F_PLAIN) && t->off == base->off && t->ndim == base->ndim &&
         !memcmp(t->size, base->size, (size_t)t->ndim * 8))
         t->flags |= WKI_F_WHOLE;

@@ -144,8 +144,8 @@ struct wki_op {
     uint32_t diff;              /* bit i: a gradient flows to input i */
     const wki_attr *attr;
     const char *const *in_names;
-    /* Fills dtype, ndim, size of every output; for VIEW ops also st (not yet retained), off, stride. Returns false after
-       wki_fail. */
+    /* Fills dtype, ndim, size of every output; for VIEW ops also st (not yet retained), off, stride and, if it knows that
+       the view is contiguous, numel and PLAIN. Returns false after wki_fail. */
     bool (*infer)(wk_ctx *c, const wki_call *k);
     void (*vjp)(const wki_vjp_args *a);
     uint8_t red;                 /* wki_red */

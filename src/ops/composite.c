@@ -40,7 +40,7 @@ wki_tensor *wki_contiguous(wk_ctx *c, wki_tensor *x) {
 }
 
 /* Puts the size that -1 stands for in its place. */
-static bool fill_in(wk_ctx *c, const wki_tensor *x, int n, int64_t *size) {
+static __attribute__((noinline)) bool fill_in(wk_ctx *c, const wki_tensor *x, int n, int64_t *size) {
     int at = -1;
     int64_t known = 1;
     char sx[128], so[128];
@@ -65,13 +65,16 @@ static bool fill_in(wk_ctx *c, const wki_tensor *x, int n, int64_t *size) {
 }
 
 wki_tensor *wki_reshape(wk_ctx *c, wki_tensor *x, int ndim, const int64_t *size) {
-    int64_t list[1 + WK_MAX_DIMS], stride[WK_MAX_DIMS];
+    int64_t list[1 + WK_MAX_DIMS], stride[WK_MAX_DIMS], negative = 0;
     if (!usable(x))
         return x;
     in_op(c, WKI_OP_reshape);
     wki_put_list(list, ndim, size);
-    if (!wki_list_ok(c, list[0], "size") || !fill_in(c, x, ndim, list + 1) ||
-        !wki_reshape_ok(c, x, list[0], list + 1))
+    if (!wki_list_ok(c, list[0], "size"))
+        return wki_poison(c);
+    for (int i = 0; i < ndim; i++)
+        negative |= list[1 + i];
+    if ((negative < 0 && !fill_in(c, x, ndim, list + 1)) || !wki_reshape_ok(c, x, list[0], list + 1))
         return wki_poison(c);
     if (x->flags & WKI_F_PLAIN || wki_view_strides(x, ndim, list + 1, stride))
         return view(c, WKI_OP_reshape_view, x, 1 + ndim, list);
@@ -230,6 +233,8 @@ static wki_tensor *matmul_shapes(wk_ctx *c, const wki_tensor *a, const wki_tenso
 /* (batch..., rows, cols) of t, where batch has n dimensions. */
 static wki_tensor *with_batch(wk_ctx *c, wki_tensor *t, int n, const int64_t *batch) {
     int64_t size[WK_MAX_DIMS];
+    if (t->ndim == n + 2 && !memcmp(t->size, batch, (size_t)n * sizeof *batch))
+        return t;
     memcpy(size, batch, (size_t)n * sizeof *size);
     size[n] = t->size[t->ndim - 2];
     size[n + 1] = t->size[t->ndim - 1];

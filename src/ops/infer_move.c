@@ -29,16 +29,17 @@ bool wki_view_strides(const wki_tensor *x, int ndim, const int64_t *size, int64_
             while (old >= 0 && left > 1 && (x->size[old] == 1 || x->stride[old] == step * left))
                 left *= x->size[old--];
         }
-        if (left % size[d] != 0)
+        int64_t rest = size[d] == left ? 1 : left / size[d]; /* the first case is common, and a division slow */
+        if (rest * size[d] != left)
             return false;
         stride[d] = step;
         step *= size[d];
-        left /= size[d];
+        left = rest;
     }
     return true;
 }
 
-static __attribute__((noinline)) bool reshape_ok_slow(wk_ctx *c, const wki_tensor *x, int64_t n, const int64_t *size) {
+bool wki_reshape_ok_slow(wk_ctx *c, const wki_tensor *x, int64_t n, const int64_t *size) {
     char sx[128], so[128];
     uint64_t numel = 1; /* wraps only where a later size is 0 */
     if (!wki_list_ok(c, n, "size") || !wki_size_ok(c, (int)n, size))
@@ -49,11 +50,6 @@ static __attribute__((noinline)) bool reshape_ok_slow(wk_ctx *c, const wki_tenso
            wki_fail(c, WK_SHAPE, "shape %s of %lld elements cannot become %s of %lld",
                     wki_shape_text(sx, sizeof sx, x->ndim, x->size), (long long)x->numel,
                     wki_shape_text(so, sizeof so, (int)n, size), (long long)numel);
-}
-
-bool wki_reshape_ok(wk_ctx *c, const wki_tensor *x, int64_t n, const int64_t *size) {
-    bool plain = (uint64_t)n <= WK_MAX_DIMS && wki_numel_quick((int)n, size) == x->numel;
-    return __builtin_expect(plain, 1) || reshape_ok_slow(c, x, n, size);
 }
 
 bool wki_infer_reshape_view(wk_ctx *c, const wki_call *k) {
@@ -72,23 +68,29 @@ bool wki_infer_reshape_view(wk_ctx *c, const wki_call *k) {
     o->ndim = (uint8_t)n;
     for (int i = 0; i < n; i++)
         o->size[i] = size[i];
+    o->numel = x->numel;
+    o->flags |= x->flags & WKI_F_PLAIN;
     return true;
+}
+
+static __attribute__((cold, noinline)) bool wrong_permutation(wk_ctx *c, const wki_tensor *x, int64_t d) {
+    if (!wki_dim_ok(c, x, d))
+        return false;
+    return wki_fail(c, WK_SHAPE, "dimension %lld appears twice in `dims`", (long long)d);
 }
 
 bool wki_infer_permute(wk_ctx *c, const wki_call *k) {
     const wki_tensor *x = k->in[0];
     wki_tensor *o = k->out[0];
+    uint32_t n = x->ndim, seen = 0;
     if (!wki_list_ok(c, k->ia[0], "dims"))
         return false;
-    if (k->ia[0] != x->ndim)
-        return wki_fail(c, WK_SHAPE, "`dims` has %lld items for %d dimensions", (long long)k->ia[0], x->ndim);
-    uint32_t seen = 0;
-    for (int i = 0; i < x->ndim; i++) {
+    if (k->ia[0] != n)
+        return wki_fail(c, WK_SHAPE, "`dims` has %lld items for %u dimensions", (long long)k->ia[0], n);
+    for (uint32_t i = 0; i < n; i++) {
         int64_t d = k->ia[1 + i];
-        if (!wki_dim_ok(c, x, d))
-            return false;
-        if (seen >> d & 1)
-            return wki_fail(c, WK_SHAPE, "dimension %lld appears twice in `dims`", (long long)d);
+        if (__builtin_expect((uint64_t)d >= n || (seen >> d & 1), 0))
+            return wrong_permutation(c, x, d);
         seen |= 1u << d;
         o->size[i] = x->size[d];
         o->stride[i] = x->stride[d];
