@@ -10,15 +10,15 @@ typedef struct engine {
     wk_ctx *c;
     wki_node **heap; /* ready records, newest (largest seq) on top */
     size_t nheap, cap_heap;
-    wki_node **all;  /* every reached record, each holding a reference */
-    size_t nall, cap_all;
+    wki_node **all;  /* every reached record, the roots' first; these hold references, and the roots all others */
+    size_t nall, cap_all, nroots;
     bool create_graph, retain;
     wki_tensor *const *inputs; /* with respect to these only, or NULL: all leaves */
     int ninputs;
     wki_tensor **result; /* per input, internal reference */
 } engine;
 
-static bool grow(wk_ctx *c, wki_node ***v, size_t *cap) {
+static __attribute__((noinline)) bool grow(wk_ctx *c, wki_node ***v, size_t *cap) {
     size_t n = *cap ? *cap * 2 : 256;
     wki_node **p = wki_realloc(*v, n * sizeof *p);
     if (!p)
@@ -58,14 +58,13 @@ static wki_node *heap_pop(engine *e) {
     return top;
 }
 
-static bool reach(engine *e, wki_node *n) {
+static inline bool reach(engine *e, wki_node *n) {
     if (n->epoch == e->c->epoch)
         return true;
     n->epoch = e->c->epoch;
     n->deps = 0;
-    if (e->nall == e->cap_all && !grow(e->c, &e->all, &e->cap_all))
+    if (__builtin_expect(e->nall == e->cap_all, 0) && !grow(e->c, &e->all, &e->cap_all))
         return false;
-    n->refs++;
     e->all[e->nall++] = n;
     return true;
 }
@@ -144,73 +143,83 @@ static bool leaf_gradient(engine *e, wki_tensor *leaf, wki_tensor *g) {
     return true;
 }
 
-/* Hands g to the edge's target. */
-static bool deliver(engine *e, const wki_edge *to, wki_tensor *g) {
-    wk_ctx *c = e->c;
+/* Adds g to the results of the named inputs that the edge leads to. */
+static __attribute__((noinline)) bool collect(engine *e, const wki_edge *to, wki_tensor *g) {
     for (int i = 0; i < e->ninputs; i++) {
         wki_tensor *t = e->inputs[i];
         if (to->leaf ? t == to->leaf : t->fn == to->fn && t->out_idx == to->out_idx) {
-            wki_tensor *s = accumulate(c, e->result[i], g);
+            wki_tensor *s = accumulate(e->c, e->result[i], g);
             if (!s)
                 return false;
             e->result[i] = s;
         }
     }
-    if (to->leaf)
-        return leaf_gradient(e, to->leaf, g);
-    wki_tensor *s = accumulate(c, to->fn->gacc[to->out_idx], g);
-    if (!s)
-        return false;
-    to->fn->gacc[to->out_idx] = s;
     return true;
 }
 
-static bool edge_live(const wki_edge *d) { return d->fn || d->leaf; }
+/* Hands g to the edge's target. */
+static inline bool deliver(engine *e, const wki_edge *to, wki_tensor *g) {
+    if (e->ninputs && !collect(e, to, g))
+        return false;
+    if (to->leaf)
+        return leaf_gradient(e, to->leaf, g);
+    wki_tensor **acc = &to->fn->gacc[to->out_idx];
+    wki_tensor *s = accumulate(e->c, *acc, g);
+    if (!s)
+        return false;
+    *acc = s;
+    return true;
+}
 
-/* Runs one record's VJP and passes the results on. */
-static bool step(engine *e, wki_node *n) {
-    wk_ctx *c = e->c;
-    enum { MAX_IN = 64 };
-    wki_tensor *gin[MAX_IN];
-    bool need[MAX_IN], any = false;
-    if (n->nin > MAX_IN)
-        return wki_fail(c, WK_INTERNAL, "%s has too many inputs to differentiate", n->op->name);
-    for (int i = 0; i < n->nout; i++)
-        any |= n->gacc[i] != NULL;
-    for (int i = 0; i < n->nin; i++) { /* both arrays are cleared as far as the op reaches: this runs for every record */
-        gin[i] = NULL;
-        need[i] = edge_live(&n->edge[i]);
-    }
-    if (any) {
-        if (!n->op->vjp) {
-            c->cur_op = n->op;
-            return wki_fail(c, WK_GRAD, "%s has no gradient", n->op->name);
-        }
-        c->caller = n->caller;
-        wki_vjp_args a = {.c = c, .node = n, .gout = n->gacc, .gin = gin, .need = need};
-        n->op->vjp(&a);
-        if (c->failed)
-            return false;
-        for (int i = 0; i < n->nin; i++) {
-            if (!need[i] || !gin[i])
-                continue;
-            wki_tensor *g = gin[i];
-            if (n->meta && (n->op->flags & WKI_OP_BROADCAST))
-                g = sum_to(c, g, &n->meta[i]);
-            if (g == c->poison || !deliver(e, &n->edge[i], g))
-                return false;
-        }
-    }
+static void drop_gradients(wki_node *n) {
     for (int i = 0; i < n->nout; i++)
         if (n->gacc[i]) {
             wki_tensor_unref(n->gacc[i]);
             n->gacc[i] = NULL;
         }
+}
+
+enum { MAX_IN = 64 };
+
+/* The gradients of a record's inputs into gin, NULL where there is none. */
+static bool differentiate(engine *e, wki_node *n, wki_tensor **gin) {
+    wk_ctx *c = e->c;
+    bool need[MAX_IN];
+    if (n->nin > MAX_IN)
+        return wki_fail(c, WK_INTERNAL, "%s has too many inputs to differentiate", n->op->name);
+    if (!n->op->vjp) {
+        c->cur_op = n->op;
+        return wki_fail(c, WK_GRAD, "%s has no gradient", n->op->name);
+    }
+    for (int i = 0; i < n->nin; i++) { /* both arrays are set as far as the op reaches: this runs for every record */
+        gin[i] = NULL;
+        need[i] = n->edge[i].fn || n->edge[i].leaf;
+    }
+    c->caller = n->caller;
+    wki_vjp_args a = {.c = c, .node = n, .gout = n->gacc, .gin = gin, .need = need};
+    n->op->vjp(&a);
+    return !c->failed;
+}
+
+/* Runs one record's VJP and passes the results on. */
+static bool step(engine *e, wki_node *n) {
+    wki_tensor *gin[MAX_IN];
+    bool any = false, sums = n->meta && (n->op->flags & WKI_OP_BROADCAST);
+    for (int i = 0; i < n->nout; i++)
+        any |= n->gacc[i] != NULL;
+    if (any && !differentiate(e, n, gin))
+        return false;
     for (int i = 0; i < n->nin; i++) {
-        wki_node *p = n->edge[i].fn;
-        if (p && --p->deps == 0 && !heap_push(e, p))
+        const wki_edge *to = &n->edge[i];
+        if (any && gin[i] && (to->fn || to->leaf)) {
+            wki_tensor *g = sums ? sum_to(e->c, gin[i], &n->meta[i]) : gin[i];
+            if (g == e->c->poison || !deliver(e, to, g))
+                return false;
+        }
+        if (to->fn && --to->fn->deps == 0 && !heap_push(e, to->fn))
             return false;
     }
+    drop_gradients(n);
     if (!e->retain) {
         n->consumed = 1;
         wki_node_drop_saved(n);
@@ -248,7 +257,9 @@ static bool run(engine *e, wki_tensor *const *roots, int nroots, wki_tensor *con
         if (roots[i]->fn && !reach(e, roots[i]->fn))
             return false;
     }
-    size_t nroot_nodes = e->nall;
+    e->nroots = e->nall;
+    for (size_t i = 0; i < e->nroots; i++)
+        e->all[i]->refs++;
     if (!discover(e))
         return false;
     for (int i = 0; i < nroots; i++) {
@@ -257,7 +268,7 @@ static bool run(engine *e, wki_tensor *const *roots, int nroots, wki_tensor *con
         if (!g || !deliver(e, &to, g))
             return false;
     }
-    for (size_t i = 0; i < nroot_nodes; i++)
+    for (size_t i = 0; i < e->nroots; i++)
         if (e->all[i]->deps == 0 && !heap_push(e, e->all[i]))
             return false;
     while (e->nheap) {
@@ -270,17 +281,12 @@ static bool run(engine *e, wki_tensor *const *roots, int nroots, wki_tensor *con
     return true;
 }
 
-static void cleanup(engine *e) {
+static void cleanup(engine *e, bool ok) {
     wk_ctx *c = e->c;
-    for (size_t i = 0; i < e->nall; i++) {
-        wki_node *n = e->all[i];
-        for (int j = 0; j < n->nout; j++)
-            if (n->gacc[j]) {
-                wki_tensor_unref(n->gacc[j]);
-                n->gacc[j] = NULL;
-            }
-        wki_node_release(c, n);
-    }
+    for (size_t i = 0; !ok && i < e->nall; i++)
+        drop_gradients(e->all[i]);
+    for (size_t i = 0; i < e->nroots; i++)
+        wki_node_release(c, e->all[i]);
     wki_free(c->bw_all);
     wki_free(c->bw_heap);
     c->bw_all = e->all;
@@ -313,7 +319,7 @@ static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor
         if (r)
             wki_tensor_unref(r);
     }
-    cleanup(e);
+    cleanup(e, ok);
 }
 
 void wk_backward(wk_tensor *h) {

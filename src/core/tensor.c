@@ -53,28 +53,28 @@ void wki_slots_free(wk_ctx *c) {
     c->chunks = NULL;
 }
 
-static bool push_owned(wk_ctx *c, wki_tensor *t) {
-    if (c->nowned == c->cap_owned) {
-        uint32_t cap = c->cap_owned ? c->cap_owned * 2 : 256;
-        wki_tensor **p = wki_realloc(c->owned, cap * sizeof *p);
-        if (!p)
-            return wki_fail(c, WK_NOMEM, "no host memory for scopes");
-        c->owned = p;
-        c->cap_owned = cap;
-    }
-    c->owned[c->nowned++] = t;
-    t->scope_pos = c->nowned;
+static bool grow_owned(wk_ctx *c) {
+    uint32_t cap = c->cap_owned ? c->cap_owned * 2 : 256;
+    wki_tensor **p = wki_realloc(c->owned, cap * sizeof *p);
+    if (!p)
+        return wki_fail(c, WK_NOMEM, "no host memory for scopes");
+    c->owned = p;
+    c->cap_owned = cap;
     return true;
 }
 
+/* Room for one more slot. */
+static __attribute__((noinline)) bool make_room(wk_ctx *c) {
+    return (c->free_slots || grow_slots(c)) && (c->nowned < c->cap_owned || grow_owned(c));
+}
+
 wki_tensor *wki_tensor_new(wk_ctx *c) {
-    if (!c->free_slots && !grow_slots(c))
+    if (__builtin_expect(!c->free_slots || c->nowned == c->cap_owned, 0) && !make_room(c))
         return NULL;
     wki_tensor *t = c->free_slots;
-    wki_storage *next = t->st;
-    if (!push_owned(c, t))
-        return NULL;
-    c->free_slots = (wki_tensor *)next;
+    c->free_slots = (wki_tensor *)t->st;
+    c->owned[c->nowned++] = t;
+    t->scope_pos = c->nowned;
     t->flags = WKI_F_LIVE;
     t->ndim = 0;
     t->out_idx = 0;
@@ -143,22 +143,23 @@ void wki_tensor_user_down(wki_tensor *t) { user_down(t); }
 
 /* ---- storages ------------------------------------------------------------------------------------------------------ */
 
-wki_storage *wki_storage_new(wk_ctx *c, wk_device dev, size_t bytes, bool with_data) {
-    wki_storage *s = c->free_storages;
-    if (s) {
-        c->free_storages = (wki_storage *)s->data;
-    } else {
-        int n = POOL_CHUNK / (int)sizeof *s;
-        s = wki_pool_bytes(c, (size_t)n * sizeof *s);
-        if (!s) {
-            wki_fail(c, WK_NOMEM, "no host memory for a storage record");
-            return NULL;
-        }
-        for (int i = n - 1; i > 0; i--) {
-            s[i].data = c->free_storages;
-            c->free_storages = &s[i];
-        }
+static __attribute__((noinline)) bool grow_storages(wk_ctx *c) {
+    int n = POOL_CHUNK / (int)sizeof(wki_storage);
+    wki_storage *s = wki_pool_bytes(c, (size_t)n * sizeof *s);
+    if (!s)
+        return wki_fail(c, WK_NOMEM, "no host memory for a storage record");
+    for (int i = n - 1; i >= 0; i--) {
+        s[i].data = c->free_storages;
+        c->free_storages = &s[i];
     }
+    return true;
+}
+
+wki_storage *wki_storage_new(wk_ctx *c, wk_device dev, size_t bytes, bool with_data) {
+    if (__builtin_expect(!c->free_storages, 0) && !grow_storages(c))
+        return NULL;
+    wki_storage *s = c->free_storages;
+    c->free_storages = (wki_storage *)s->data;
     *s = (wki_storage){.refs = 1, .bytes = bytes, .ctx = c, .dev = (uint8_t)dev};
     if (with_data && !wki_storage_realize(s)) {
         s->data = c->free_storages;
@@ -240,18 +241,21 @@ wki_storage *wki_storage_share(wk_ctx *to, wki_storage *s) {
 
 /* ---- scopes -------------------------------------------------------------------------------------------------------- */
 
-void wk_scope_begin(wk_ctx *c) {
-    if (c->nmarks == c->cap_marks) {
-        uint32_t cap = c->cap_marks ? c->cap_marks * 2 : 64;
-        uint32_t *p = wki_realloc(c->marks, cap * sizeof *p);
-        if (!p) {
-            wki_fail(c, WK_NOMEM, "no host memory for scopes");
-            c->lost_scopes++;
-            return;
-        }
-        c->marks = p;
-        c->cap_marks = cap;
+static __attribute__((noinline)) bool grow_marks(wk_ctx *c) {
+    uint32_t cap = c->cap_marks ? c->cap_marks * 2 : 64;
+    uint32_t *p = wki_realloc(c->marks, cap * sizeof *p);
+    if (!p) {
+        c->lost_scopes++;
+        return wki_fail(c, WK_NOMEM, "no host memory for scopes");
     }
+    c->marks = p;
+    c->cap_marks = cap;
+    return true;
+}
+
+void wk_scope_begin(wk_ctx *c) {
+    if (__builtin_expect(c->nmarks == c->cap_marks, 0) && !grow_marks(c))
+        return;
     c->marks[c->nmarks++] = c->nowned;
 }
 
