@@ -49,11 +49,10 @@ static bool im2col(wk_ctx *c, const conv *k, const wki_view *x, int64_t n0, int6
     wkk_im2col p = {.x = wki_at_of(x), .col = col, .n = n, .c = k->c, .h = k->h, .w = k->w, .kh = k->kh, .kw = k->kw};
     p.oh = k->oh, p.ow = k->ow, p.sh = k->sh, p.sw = k->sw, p.ph = k->ph, p.pw = k->pw;
     p.n_step = n_step, p.row_step = row_step, p.row_end = row_end;
-    p.chunks = ceil_div(k->windows, WKK_WINDOWS);
     for (int d = 0; d < 4; d++)
         p.xs[d] = x->stride[d];
     p.x.base += (wkk_u64)(n0 * p.xs[0] * 4);
-    return wki_cuda_launch(c, WKI_FN_wkk_conv_im2col, &p, n * k->per * p.chunks, WKK_THREADS / 32);
+    return wki_cuda_launch(c, WKI_FN_wkk_conv_im2col, &p, n * k->c * k->windows, WKK_THREADS);
 }
 
 /* The view, or where it is not `fine` a contiguous copy at *at, which moves on. */
@@ -66,13 +65,26 @@ static bool settle(wk_ctx *c, const wki_view *v, bool fine, char **at, wki_cu_pt
     return wki_cuda_copy_plain(c, wki_at_addr(*out), v);
 }
 
+/* Kernels count in 32 bits within a plane. */
+static bool plane_fits(const wki_view *v) {
+    int64_t last = 0;
+    for (int d = 2; d < 4; d++)
+        if (v->size[d] > INT32_MAX / 2 || v->stride[d] > INT32_MAX ||
+            __builtin_add_overflow(last, (v->size[d] - 1) * v->stride[d], &last))
+            return false;
+    return last <= INT32_MAX;
+}
+
 static bool all_f32(const wki_launch *l) { return l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32; }
+static bool fits(const wki_launch *l) {
+    return all_f32(l) && plane_fits(&l->in[0]) && plane_fits(&l->in[1]) && plane_fits(&l->out[0]);
+}
 
 /* ---- conv2d: W (o, per) by the columns of each image (per, windows) ----------------------------------------------------- */
 
 static bool forward_direct(const conv *k, const wki_view *x) { return k->direct && flat(x); }
 
-bool wki_k_cuda_conv2d_ok(const wki_launch *l) { return all_f32(l); }
+bool wki_k_cuda_conv2d_ok(const wki_launch *l) { return fits(l); }
 
 size_t wki_k_cuda_conv2d_workspace(const wki_launch *l) {
     const wki_view *x = &l->in[0], *w = &l->in[1];
@@ -122,7 +134,7 @@ bool wki_k_cuda_conv2d_run(const wki_launch *l) {
 
 /* ---- conv2d_dx: W^T (per, o) by dY (o, windows) of each image, added back to the pixels ---------------------------------- */
 
-bool wki_k_cuda_conv2d_dx_ok(const wki_launch *l) { return all_f32(l); }
+bool wki_k_cuda_conv2d_dx_ok(const wki_launch *l) { return fits(l); }
 
 size_t wki_k_cuda_conv2d_dx_workspace(const wki_launch *l) {
     const wki_view *dy = &l->in[0], *w = &l->in[1];
@@ -182,7 +194,7 @@ static stretches cut(const conv *k) {
     return (stretches){count, length, count * length};
 }
 
-bool wki_k_cuda_conv2d_dw_ok(const wki_launch *l) { return all_f32(l); }
+bool wki_k_cuda_conv2d_dw_ok(const wki_launch *l) { return fits(l); }
 
 size_t wki_k_cuda_conv2d_dw_workspace(const wki_launch *l) {
     const wki_view *dy = &l->in[0], *x = &l->in[1], *dw = &l->out[0];

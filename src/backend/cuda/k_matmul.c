@@ -79,8 +79,8 @@ static bool settle(wk_ctx *c, const matrix *m, char **at, wki_cu_ptr *out) {
 
 /* ---- small products --------------------------------------------------------------------------------------------------- */
 
-/* Up to here the own kernel is faster: a thread walks all of k, and its tiles are small. */
-static const int64_t SMALL_K = 512, SMALL_WORK = (int64_t)1 << 23;
+/* Up to here the own kernel is faster: a block walks all of k, and its tiles are small. */
+static const int64_t SMALL_K = 1024, SMALL_WORK = (int64_t)1 << 23;
 
 static bool is_small(const wkk_product *p) {
     int64_t outputs, work;

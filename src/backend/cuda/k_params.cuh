@@ -51,21 +51,18 @@ typedef struct wkk_product {
     wkk_i64 nd, batch, size[WKK_DIMS], as[WKK_DIMS], bs[WKK_DIMS];
 } wkk_product;
 
-enum { WKK_TILE = 16, WKK_DEPTH = 32 }; /* of y that a block computes; of k that it takes at a time */
+enum { WKK_TILE = 16, WKK_DEPTH = 128 }; /* of y that a block computes; of k that it takes at a time */
 
 /* ---- convolution: windows of an image ---------------------------------------------------------------------------------- */
 
 /* Columns: row (c, kh, kw), column (oh, ow), of images n0 .. n0 + n - 1. Their matrices lie one after the other (n_step
  * apart) or side by side (n_step = oh * ow); rows are row_step apart. */
-enum { WKK_WINDOWS = 128 }; /* of a row that a warp takes */
-
 typedef struct wkk_im2col {
     wkk_at x; /* (N, C, H, W) with strides xs */
     wkk_u64 col;
     wkk_i64 xs[4], n, c, h, w, kh, kw, oh, ow, sh, sw, ph, pw;
     wkk_i64 n_step, row_step;
     wkk_i64 row_end; /* columns side by side: zeros from n * oh * ow up to here */
-    wkk_i64 chunks;  /* of WKK_WINDOWS in a row */
 } wkk_im2col;
 
 /* The sum of what each pixel was copied to; dx is plain. */
