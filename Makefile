@@ -59,10 +59,11 @@ ubsan:
 tsan:
 	@$(shell setarch -R true 2>/dev/null && echo setarch -R) $(MAKE) --no-print-directory test BUILD=build-tsan CMAKE_ARGS=-DWICK_SANITIZE=thread
 
-# A machine with a GPU may have only what was built elsewhere.
+# A machine with a GPU may have only what was built elsewhere. The CUDA tests, then every test of the interface on the device.
 gpu-check:
-	@if command -v cmake >/dev/null; then $(MAKE) --no-print-directory build; fi
-	@WICK_REQUIRE_CUDA=1 tests/run.sh $(BUILD) --filter cuda $(TESTFLAGS)
+	@test -x $(BUILD)/wick-tests || $(MAKE) --no-print-directory build
+	@status=0; WICK_REQUIRE_CUDA=1 $(BUILD)/wick-tests --filter cuda $(TESTFLAGS) || status=1; \
+	WICK_TEST_DEVICE=cuda WICK_REQUIRE_CUDA=1 $(BUILD)/wick-api-tests $(TESTFLAGS) || status=1; exit $$status
 
 clean:
 	rm -rf build build-asan build-ubsan build-tsan build-lint
