@@ -299,6 +299,244 @@ TEST(errors, user_ops) {
     api_end(c);
 }
 
+TEST(errors, sizes_of_empty_tensors) {
+    wk_ctx *c = api_ctx(false);
+    const int64_t big = (int64_t)1 << 62;
+    wk_tensor *empty = wk_zeros(c, WK_F32, SIZE(0, 3));
+    wk_rand(c, SIZE(0, big, big)); /* no element, and strides that would overflow */
+    CHECK_ERROR(c, WK_SHAPE);
+    wk_full(c, WK_F32, SIZE(big, 0, big), 1);
+    CHECK_ERROR(c, WK_SHAPE);
+    wk_reshape(empty, SIZE(0, big, big));
+    CHECK_ERROR(c, WK_SHAPE);
+    wk_expand(empty, SIZE(big, big, 0, 3));
+    CHECK_ERROR(c, WK_SHAPE);
+    CHECK_EQ_I(wk_ndim(wk_transpose(wk_scalar(c, 1), -1, 0)), 0);
+    wk_max_pool2d(wk_ones(c, WK_F32, SIZE(1, 1, 4, 4)), 0);
+    CHECK(strstr(wk_message(c), "kernel size 0"));
+    CHECK_ERROR(c, WK_INVALID);
+    api_end(c);
+}
+
+TEST(errors, integers_that_full_cannot_make) {
+    wk_ctx *c = api_ctx(false);
+    wk_full(c, WK_U8, SIZE(2), 300);
+    CHECK_ERROR(c, WK_INVALID);
+    wk_full(c, WK_I64, SIZE(2), 1e10);
+    CHECK_ERROR(c, WK_INVALID);
+    wk_full(c, WK_I32, SIZE(2), 16777217); /* no f32 number */
+    CHECK_ERROR(c, WK_INVALID);
+    wk_full(c, WK_I32, SIZE(2), NAN);
+    CHECK_ERROR(c, WK_INVALID);
+    CHECK_EQ_I(wk_item_i64(wk_full(c, WK_I32, SIZE(1), -2.7)), -2);
+    CHECK_EQ_I(wk_item_i64(wk_full(c, WK_U8, SIZE(1), 255)), 255);
+    CHECK_EQ_I(wk_item_i64(wk_full(c, WK_I64, SIZE(1), -0x1p31)), -((int64_t)1 << 31));
+    api_end(c);
+}
+
+TEST(errors, buffers_that_are_null) {
+    wk_ctx *c = api_ctx(false);
+    wk_tensor *x = wk_ones(c, WK_F32, SIZE(2));
+    CHECK(!wk_read(x, NULL, 8));
+    CHECK_ERROR(c, WK_INVALID);
+    CHECK(!wk_write(x, NULL, 8));
+    CHECK_ERROR(c, WK_INVALID);
+    api_end(c);
+}
+
+TEST(errors, gradients_asked_for_in_vain) {
+    wk_ctx *c = api_ctx(false), *d = api_ctx(false);
+    wk_tensor *x = wk_requires_grad(wk_ones(c, WK_F32, SIZE(3)), true), *y = wk_sum(wk_mul(x, x), NULL, 0, false);
+    wk_tensor *out = NULL, *none = NULL, *dead = wk_neg(x), *ids = wk_zeros(c, WK_I64, 0, NULL),
+              *there = wk_ones(d, WK_F32, 0, NULL);
+    wk_drop(dead);
+    wk_backward_options o;
+    wk_backward_options_init(&o);
+    o.inputs = &x;
+    o.ninputs = 1;
+    o.out = &out;
+    wk_tensor *const bad[] = {dead, none};
+    for (int i = 0; i < 2; i++) {
+        out = NULL;
+        wk_backward_ex(&bad[i], 1, &o);
+        CHECK(out && wk_is_poison(out));
+        CHECK_ERROR(c, i ? WK_INVALID : WK_HANDLE);
+    }
+    out = NULL;
+    wk_backward_ex(&y, 0, &o);
+    CHECK(out && wk_is_poison(out));
+    CHECK_ERROR(c, WK_INVALID);
+    o.out = NULL;
+    wk_backward_ex(&y, 1, &o);
+    CHECK_ERROR(c, WK_INVALID);
+    o.out = &out;
+    o.ninputs = -1;
+    wk_backward_ex(&y, 1, &o);
+    CHECK_ERROR(c, WK_INVALID);
+    o.ninputs = 1;
+    o.grads = &ids;
+    wk_backward_ex(&y, 1, &o);
+    CHECK_ERROR(c, WK_DTYPE);
+    o.grads = &there;
+    wk_backward_ex(&y, 1, &o);
+    CHECK_ERROR(c, WK_INVALID);
+    wk_backward_ex(&y, 1, NULL); /* defaults */
+    CHECK_NEAR(wk_item(wk_sum(wk_grad(x), NULL, 0, false)), 6, 0);
+    api_end(c);
+    api_end(d);
+}
+
+TEST(errors, a_release_without_a_retain) {
+    wk_ctx *c = api_ctx(false);
+    wk_tensor *x = wk_requires_grad(wk_ones(c, WK_F32, SIZE(3)), true);
+    wk_backward(wk_sum(wk_mul(x, x), NULL, 0, false));
+    wk_release(wk_grad(x)); /* the leaf's, not the caller's */
+    CHECK_ERROR(c, WK_STATE);
+    CHECK_NEAR(wk_item(wk_sum(wk_grad(x), NULL, 0, false)), 6, 0);
+    wk_retain(x);
+    wk_release(x);
+    wk_release(x);
+    CHECK_ERROR(c, WK_STATE);
+    CHECK(wk_alive(c, x));
+    api_end(c);
+}
+
+TEST(errors, an_in_place_write_that_would_lose_a_gradient) {
+    wk_ctx *c = api_ctx(false);
+    wk_tensor *x = wk_requires_grad(wk_ones(c, WK_F32, SIZE(3)), true), *z = wk_zeros(c, WK_F32, SIZE(3));
+    wk_copy_(z, wk_neg(x));
+    CHECK_ERROR(c, WK_GRAD);
+    CHECK_NEAR(wk_item(wk_sum(z, NULL, 0, false)), 0, 0);
+    wk_copy_(z, wk_detach(wk_neg(x)));
+    CHECK_NEAR(wk_item(wk_sum(z, NULL, 0, false)), -3, 0);
+    api_end(c);
+}
+
+static void gives_what_it_has(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)c, (void)in, (void)nin, (void)nout;
+    out[0] = self;
+}
+
+TEST(errors, a_result_of_another_context) {
+    wk_ctx *c = api_ctx(false), *d = api_ctx(false);
+    wk_tensor *x = wk_scalar(c, 1), *there = wk_scalar(d, 1);
+    wk_compiled *f = wk_compile(c, gives_what_it_has, there, NULL);
+    wk_module *m = wk_module_new(c, "m", gives_what_it_has, there, NULL);
+    CHECK(wk_is_poison(wk_call(f, &x, 1)));
+    CHECK_ERROR(c, WK_HANDLE);
+    CHECK(wk_is_poison(wk_forward(m, x)));
+    CHECK_ERROR(c, WK_HANDLE);
+    wk_drop(there);
+    CHECK(wk_is_poison(wk_call(f, &x, 1)));
+    CHECK_ERROR(c, WK_HANDLE);
+    CHECK(wk_is_poison(wk_forward(m, x)));
+    CHECK_ERROR(c, WK_HANDLE);
+    CHECK(!wk_failed(d));
+    api_end(c);
+    api_end(d);
+}
+
+typedef struct labelled {
+    wk_tensor *w;
+    wk_optim *o;
+} labelled;
+
+static void labelled_step(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)c, (void)nin, (void)nout;
+    labelled *l = self;
+    out[0] = wk_cross_entropy(wk_matmul(in[0], l->w), in[1]);
+    wk_backward(out[0]);
+    wk_optim_step(l->o);
+}
+
+TEST(errors, a_wrong_target_leaves_the_parameters) {
+    wk_ctx *c = api_ctx(false);
+    int64_t target[4] = {0, 2, 7, -1};
+    labelled l = {.w = wk_requires_grad(api_normal(c, SIZE(5, 3)), true)};
+    l.o = wk_adamw(c, &l.w, 1, NULL);
+    wk_compiled *step = wk_compile(c, labelled_step, &l, NULL);
+    wk_tensor *in[2] = {api_normal(c, SIZE(4, 5)), wk_from_data(c, WK_I64, SIZE(4), target)};
+    float *before = api_read(l.w);
+    for (int compiled = 0; compiled < 2; compiled++) {
+        if (compiled)
+            wk_call(step, in, 2);
+        else
+            wk_cross_entropy(wk_matmul(in[0], l.w), in[1]);
+        CHECK(strstr(wk_message(c), "cross_entropy: target 7 at position 2 is out of range for 3 classes"));
+        CHECK_ERROR(c, WK_INDEX);
+    }
+    float *after = api_read(l.w);
+    CHECK(api_same(before, after, 15));
+    CHECK(wk_grad(l.w) == NULL);
+    CHECK_EQ_I(wk_optim_steps(l.o), 0);
+    free(before);
+    free(after);
+    api_end(c);
+}
+
+/* A user op whose functions do what `attr` and `self` say. */
+static bool odd_infer(const wk_array *in, const double *attr, wk_array *out, int64_t (*size)[WK_MAX_DIMS], char err[256]) {
+    (void)err;
+    out[0].ndim = in[0].ndim;
+    for (int i = 0; i < in[0].ndim; i++)
+        size[0][i] = in[0].size[i];
+    if (attr[0] == 1)
+        out[0].dtype = (wk_dtype)99;
+    if (attr[0] == 2)
+        out[0].dtype = (wk_dtype)-1;
+    if (attr[0] == 3)
+        out[0].ndim = WK_MAX_DIMS + 1;
+    if (attr[0] == 4)
+        size[0][0] = -1;
+    return true;
+}
+
+static void odd_cpu(const wk_array *in, wk_array *out, const double *attr) {
+    (void)attr;
+    memcpy(out[0].data, in[0].data, (size_t)in[0].numel * sizeof(float));
+}
+
+static void odd_vjp(wk_ctx *c, wk_tensor *const *in, wk_tensor *const *out, wk_tensor *const *gout, const double *attr,
+                    wk_tensor **gin) {
+    (void)in, (void)out;
+    gin[0] = wk_neg(gout[0]);
+    if (attr[0] == 5)
+        gin[0] = wk_cast(gout[0], WK_I64);
+    if (attr[0] == 6)
+        wk_scope_end(c);
+}
+
+TEST(errors, user_ops_that_break_rules) {
+    wk_ctx *c = api_ctx(false);
+    wk_op_desc d;
+    wk_op_desc_init(&d);
+    d.name = "odd";
+    d.nin = d.nout = d.nattr = 1;
+    d.infer = odd_infer;
+    d.cpu = odd_cpu;
+    d.vjp = odd_vjp;
+    int id = wk_register_op(c, &d);
+    wk_tensor *x = wk_requires_grad(wk_ones(c, WK_F32, SIZE(3)), true), *y = NULL;
+    wk_user_op(c, -1, &x, NULL, &y);
+    CHECK(y && wk_is_poison(y));
+    CHECK_ERROR(c, WK_INVALID);
+    for (double what = 1; what <= 4; what++) {
+        wk_user_op(c, id, &x, &what, &y);
+        CHECK(wk_is_poison(y));
+        CHECK_ERROR(c, WK_SHAPE);
+    }
+    for (double what = 5; what <= 6; what++) {
+        wk_scope_begin(c);
+        wk_user_op(c, id, &x, &what, &y);
+        wk_backward(wk_sum(y, NULL, 0, false));
+        CHECK_ERROR(c, what == 5 ? WK_DTYPE : WK_STATE);
+        wk_scope_end(c); /* is still the test's own */
+        CHECK(!wk_failed(c));
+        CHECK(wk_alive(c, x));
+    }
+    api_end(c);
+}
+
 TEST(errors, names_and_texts) {
     CHECK_STR(wk_status_name(WK_SHAPE), "WK_SHAPE");
     for (int s = 0; s < WK_STATUS_COUNT; s++) {

@@ -230,11 +230,21 @@ static bool step(engine *e, wki_node *n) {
 static wki_tensor *root_gradient(engine *e, wki_tensor *root, wki_tensor *given) {
     wk_ctx *c = e->c;
     if (given) {
+        if (given->flags & WKI_F_POISON) {
+            wki_fail(c, WK_STATE, "the gradient of a root is the result of a call that failed");
+            return NULL;
+        }
         if (given->ndim != root->ndim || memcmp(given->size, root->size, (size_t)root->ndim * 8)) {
             char a[128], b[128];
             wki_fail(c, WK_SHAPE, "gradient of shape %s given for a root of shape %s",
                      wki_shape_text(a, sizeof a, given->ndim, given->size),
                      wki_shape_text(b, sizeof b, root->ndim, root->size));
+            return NULL;
+        }
+        if (given->dtype != root->dtype || given->st->dev != root->st->dev) {
+            wki_fail(c, WK_DTYPE, "gradient of %s on %s given for a root of %s on %s",
+                     wk_dtype_name((wk_dtype)given->dtype), wk_device_name((wk_device)given->st->dev),
+                     wk_dtype_name((wk_dtype)root->dtype), wk_device_name((wk_device)root->st->dev));
             return NULL;
         }
         return given;
@@ -339,33 +349,42 @@ void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_optio
     enum { MAX_ROOTS = 64 };
     wki_tensor *r[MAX_ROOTS], *g[MAX_ROOTS], *in[MAX_ROOTS], *out[MAX_ROOTS], *res[MAX_ROOTS] = {0};
     wk_ctx *c = NULL;
-    bool ok = nroots > 0 && nroots <= MAX_ROOTS && o->ninputs <= MAX_ROOTS;
+    wk_backward_options defaults;
+    if (!o) {
+        wk_backward_options_init(&defaults);
+        o = &defaults;
+    }
+    int nin = o->inputs ? o->ninputs : 0;
+    for (int i = 0; i < nroots && !c; i++)
+        c = roots[i] ? wki_slot(roots[i])->ctx : NULL;
+    for (int i = 0; i < nin && !c; i++)
+        c = o->inputs[i] ? wki_slot(o->inputs[i])->ctx : NULL;
+    bool ok = nroots > 0 && nroots <= MAX_ROOTS && nin >= 0 && nin <= MAX_ROOTS && (nin == 0 || o->out);
     for (int i = 0; i < nroots && ok; i++) {
         r[i] = wki_enter(roots[i], caller);
-        c = c ? c : wk_ctx_of(roots[i]);
         ok = r[i] != NULL && r[i]->ctx == c;
     }
     for (int i = 0; i < nroots && ok && o->grads; i++) {
         g[i] = o->grads[i] ? wki_enter(o->grads[i], caller) : NULL;
         ok = !o->grads[i] || (g[i] && g[i]->ctx == c);
     }
-    int nin = o->inputs ? o->ninputs : 0;
     for (int i = 0; i < nin && ok; i++) {
         in[i] = wki_enter(o->inputs[i], caller);
         ok = in[i] && in[i]->ctx == c;
     }
-    if (!c)
-        return;
-    if (!ok && !c->failed) {
+    if (c && !ok && !c->failed) {
+        c->caller = caller;
         c->cur_op = NULL;
-        wki_fail(c, WK_INVALID, "wk_backward_ex: 1 to %d roots and at most %d inputs, all live handles of one context",
+        wki_fail(c, WK_INVALID,
+                 "wk_backward_ex: 1 to %d roots and at most %d inputs with an `out`, all live handles of one context",
                  MAX_ROOTS, MAX_ROOTS);
     }
-    if (c->failed) {
-        for (int i = 0; i < nin; i++)
-            o->out[i] = wki_handle(c->poison);
+    if (!c || c->failed) {
+        for (int i = 0; i < nin && o->out; i++)
+            o->out[i] = c ? wki_handle(c->poison) : NULL;
         return;
     }
+    c->caller = caller;
     c->cur_op = NULL;
     engine e = {.c = c,
                 .create_graph = o->create_graph,

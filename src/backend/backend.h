@@ -55,8 +55,9 @@ const wki_kernel *wki_kernel_find(const wki_launch *l, wk_device dev);
 /* A user op's C function on host memory (ops/user.c). */
 bool wki_user_launch(const wki_launch *l);
 
-/* Turns what a CHECK instruction left in `fault` into the context's error; returns false. */
-bool wki_report_fault(wk_ctx *c, int32_t fault);
+/* Turns what a CHECK instruction left in `fault` into the context's error; returns false. With the run whose operands the
+   host can read, the error names the value. */
+bool wki_report_fault(wk_ctx *c, int32_t fault, const wki_loop_run *r);
 
 /* CPU: runs a loop program now. backend/cpu/loop.c. Returns false when out of memory (caller reports). */
 bool wki_loop_cpu(const wki_loop_run *r, wki_isa isa, wki_pool *pool);

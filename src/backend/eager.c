@@ -6,6 +6,7 @@
 #include "graph/graph.h"
 #include "ops/bind.h"
 #include "ops/infer.h"
+#include "ops_gen.h"
 
 static void view_of(wki_view *v, const wki_tensor *t) {
     if (!t) {
@@ -22,11 +23,38 @@ static void view_of(wki_view *v, const wki_tensor *t) {
     v->stride = t->stride;
 }
 
-bool wki_report_fault(wk_ctx *c, int32_t fault) {
-    const wki_op *op = fault > 0 ? wki_op_by_id(c->rt, (uint32_t)fault - 1) : NULL;
+/* The first of a loop's class numbers that its rows do not have: the operand of integers, one a row. */
+static bool name_class(wk_ctx *c, const wki_loop_run *r) {
+    const wki_operand *o = NULL;
+    for (int i = 0; i < r->prog->nload && !o; i++)
+        o = r->opnd[i].dtype == WK_I64 ? &r->opnd[i] : NULL;
+    int outer = r->ndim - r->nred;
+    int64_t rows = 1, classes = 1;
+    for (int d = 0; d < r->ndim; d++)
+        *(d < outer ? &rows : &classes) *= r->size[d];
+    for (int64_t n = 0; o && n < rows; n++) {
+        int64_t at = 0, left = n;
+        for (int d = outer - 1; d >= 0; d--) {
+            at += left % r->size[d] * o->stride[d];
+            left /= r->size[d];
+        }
+        int64_t v = ((const int64_t *)o->data)[at];
+        if (v < 0 || v >= classes)
+            return wki_fail(c, WK_INDEX, "target %lld at position %lld is out of range for %lld classes", (long long)v,
+                            (long long)n, (long long)classes);
+    }
+    return false;
+}
+
+bool wki_report_fault(wk_ctx *c, int32_t fault, const wki_loop_run *r) {
+    uint32_t id = fault > 0 ? (uint32_t)fault - 1 : UINT32_MAX;
+    const wki_op *op = id < UINT32_MAX ? wki_op_by_id(c->rt, id) : NULL;
+    bool classes = id == WKI_OP_nll_rows || id == WKI_OP_nll_rows_grad;
     if (op)
-        c->cur_op = op;
-    return wki_fail(c, WK_INDEX, "an index is out of range");
+        c->cur_op = classes ? &wki_ops[WKI_OP_cross_entropy] : op;
+    if (classes && r)
+        name_class(c, r);
+    return wki_fail(c, WK_INDEX, "an index is out of range"); /* where no better message is there */
 }
 
 enum { MAX_ARGS = 16 };
@@ -64,7 +92,7 @@ static bool flat(const wki_call *k, const wki_loop *loop, wki_loop_run *r) {
 static bool run_bound(wk_ctx *c, const wki_loop_run *r) {
     if (!wki_loop_cpu(r, c->rt->isa, c->rt->pool))
         return wki_fail(c, WK_NOMEM, "no host memory for the loop's scratch space");
-    return !*r->fault || wki_report_fault(c, *r->fault);
+    return !*r->fault || wki_report_fault(c, *r->fault, r);
 }
 
 static bool run_loop(wk_ctx *c, wki_call *k, const wki_loop *loop) {

@@ -91,9 +91,10 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
     wki_scope_floor_end(c, floor);
     for (int i = 0; i < nout; i++) {
         if (!out[i]) {
+            c->caller = caller;
             c->cur_op = NULL;
             wki_fail(c, WK_INVALID, "the compiled function did not set output %d of %d", i, nout);
-        } else if (wki_enter(out[i], caller)) {
+        } else if (wki_owns(c, wki_slot(out[i]), caller) && wki_enter(out[i], caller)) {
             wki_promote(c, wki_slot(out[i]));
         }
     }

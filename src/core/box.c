@@ -31,7 +31,7 @@ typedef struct table {
     void *running;
 } table;
 
-static const char *const kind_names[] = {"module", "optimizer", "loader", "compiled function"};
+static const char *const kind_names[] = {"a module", "an optimizer", "a loader", "a compiled function"};
 
 static void *handle_of(const slot *s) { return (void *)((uintptr_t)s | (uintptr_t)s->gen << WKI_ADDR_BITS); }
 static slot *slot_of(const void *h) { return (slot *)((uintptr_t)h & (((uintptr_t)1 << WKI_ADDR_BITS) - 1)); }
@@ -99,7 +99,7 @@ void *wki_box_new(wk_ctx *c, wki_box_kind kind, void *body, void (*destroy)(void
     slot *s = t ? slot_take(t) : NULL;
     if (!s) {
         destroy(body);
-        wki_fail(c, WK_NOMEM, "no memory for a %s", kind_names[kind]);
+        wki_fail(c, WK_NOMEM, "no memory for %s", kind_names[kind]);
         return t ? handle_of(&t->invalid) : NULL;
     }
     s->kind = (uint8_t)kind;
@@ -129,7 +129,7 @@ void *wki_box_get(const void *h, wki_box_kind kind, const void *caller) {
     if (!c->failed) { /* in a failed context the handle may well be what a failed creation returned */
         c->caller = caller;
         c->cur_op = NULL;
-        wki_fail(c, WK_HANDLE, "use of a %s that was freed or never made", kind_names[kind]);
+        wki_fail(c, WK_HANDLE, "use of %s that was freed or never made", kind_names[kind]);
     }
     return NULL;
 }

@@ -73,6 +73,7 @@ struct wki_tensor {
     uint16_t self_saved;                 /* of refs, how many are held by fn for its own saved outputs */
     int32_t user, refs;
     uint32_t scope_pos; /* index in the context's owned stack + 1; 0: owned by no scope */
+    uint32_t retained;  /* of user, how many wk_retain took and wk_release may give back */
     wk_ctx *ctx;
     wki_storage *st;
     wki_node *fn;     /* autograd record that produced it; NULL for leaves */
@@ -383,6 +384,15 @@ static inline wki_tensor *wki_enter(const wk_tensor *h, const void *caller) {
     wki_tensor *t = wki_slot(h);
     t->ctx->caller = caller;
     return t;
+}
+
+/* Is a function's result a tensor of the context it ran in? If not, fails. */
+static inline bool wki_owns(wk_ctx *c, const wki_tensor *t, const void *caller) {
+    if (t->ctx == c)
+        return true;
+    c->caller = caller;
+    c->cur_op = NULL;
+    return wki_fail(c, WK_HANDLE, "the function's result belongs to another context (wk_share makes a handle here)");
 }
 
 /* objects that die with the context */

@@ -174,6 +174,8 @@ void wk_try_begin(wk_ctx *c) {
 
 wk_status wk_try_end(wk_ctx *c, wk_error *out) {
     if (c->try_depth == 0) {
+        c->caller = __builtin_return_address(0);
+        c->cur_op = NULL;
         wki_fail(c, WK_STATE, "wk_try_end without a matching wk_try_begin");
         return WK_STATE;
     }

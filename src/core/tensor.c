@@ -80,6 +80,7 @@ wki_tensor *wki_tensor_new(wk_ctx *c) {
     t->out_idx = 0;
     t->self_saved = 0;
     t->user = 1;
+    t->retained = 0;
     t->refs = 0;
     t->st = NULL;
     t->fn = NULL;
@@ -349,8 +350,10 @@ wk_tensor *wk_keep(wk_tensor *h) {
 
 wk_tensor *wk_retain(wk_tensor *h) {
     wki_tensor *t = wki_enter(h, __builtin_return_address(0));
-    if (t && !(t->flags & WKI_F_POISON))
+    if (t && !(t->flags & WKI_F_POISON)) {
         t->user++;
+        t->retained++;
+    }
     return h;
 }
 
@@ -360,10 +363,13 @@ void wk_release(wk_tensor *h) {
     wki_tensor *t = wki_enter(h, __builtin_return_address(0));
     if (!t || t->flags & WKI_F_POISON)
         return;
-    if (t->scope_pos && t->user == 1) {
-        wki_fail(t->ctx, WK_STATE, "wk_release of a tensor that only its scope owns (use wk_drop)");
+    if (!t->retained) {
+        t->ctx->cur_op = NULL;
+        wki_fail(t->ctx, WK_STATE, "wk_release without a matching wk_retain%s",
+                 t->scope_pos ? " (wk_drop ends a tensor of a scope)" : "");
         return;
     }
+    t->retained--;
     wki_tensor_user_down(t);
 }
 

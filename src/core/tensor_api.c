@@ -329,6 +329,8 @@ bool wk_read(wk_tensor *h, void *dst, size_t bytes) {
         return wki_fail(c, WK_INVALID, "wk_read: %zu bytes given for a tensor of %zu", bytes, want);
     if (!want)
         return true;
+    if (!dst)
+        return wki_fail(c, WK_INVALID, "wk_read: dst is NULL");
     const wki_storage *s = t->st;
     if (t->flags & WKI_F_PLAIN)
         return wki_devices[s->dev]->download(c, dst, (char *)s->data + (size_t)t->off * each, bytes);
@@ -357,6 +359,8 @@ bool wk_write(wk_tensor *h, const void *src, size_t bytes) {
     size_t each = wki_dtype_size((wk_dtype)t->dtype), want = (size_t)t->numel * each;
     if (bytes != want)
         return wki_fail(c, WK_INVALID, "wk_write: %zu bytes given for a tensor of %zu", bytes, want);
+    if (want && !src)
+        return wki_fail(c, WK_INVALID, "wk_write: src is NULL");
     if (!(t->flags & WKI_F_PLAIN))
         return wki_fail(c, WK_INVALID, "wk_write: the tensor is not contiguous");
     wki_storage_bump(t->st);

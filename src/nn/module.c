@@ -290,10 +290,12 @@ static void run_forward(wk_ctx *c, wki_module *m, void **running, wk_tensor *con
     *running = outer;
     wki_scope_floor_end(c, floor);
     for (int i = 0; i < nout; i++) {
-        wki_tensor *t = wki_enter(out[i], caller);
+        wki_tensor *t = NULL;
         if (!out[i]) {
             enter(c, caller);
             wki_fail(c, WK_INVALID, "forward of %s did not set output %d", m->kind, i);
+        } else if (wki_owns(c, wki_slot(out[i]), caller)) {
+            t = wki_enter(out[i], caller);
         }
         if (!t || c->failed)
             out[i] = wki_handle(c->poison);

@@ -86,10 +86,9 @@ wki_tensor *wki_transpose(wk_ctx *c, wki_tensor *x, int dim0, int dim1) {
     int64_t list[2 + WK_MAX_DIMS]; /* a 0-dim tensor has dimension 0 here */
     if (!usable(x))
         return x;
-    if (dim0 < 0)
-        dim0 += x->ndim;
-    if (dim1 < 0)
-        dim1 += x->ndim;
+    int wrap = x->ndim ? x->ndim : 1;
+    dim0 += dim0 < 0 ? wrap : 0;
+    dim1 += dim1 < 0 ? wrap : 0;
     in_op(c, WKI_OP_transpose);
     if (!wki_dim_ok(c, x, dim0) || !wki_dim_ok(c, x, dim1))
         return wki_poison(c);

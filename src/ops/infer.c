@@ -81,15 +81,12 @@ bool wki_wrong_dim(wk_ctx *c, const wki_tensor *x, int64_t dim) {
 bool wki_size_ok_slow(wk_ctx *c, int ndim, const int64_t *size) {
     char s[200];
     int64_t n = 1;
-    bool zero = false;
-    for (int i = 0; i < ndim; i++) {
+    for (int i = 0; i < ndim; i++)
         if (size[i] < 0)
             return wki_fail(c, WK_SHAPE, "size %lld at dimension %d of %s is negative", (long long)size[i], i,
                             wki_shape_text(s, sizeof s, ndim, size));
-        zero |= size[i] == 0;
-    }
-    for (int i = 0; i < ndim && !zero; i++)
-        if (__builtin_mul_overflow(n, size[i], &n) || n > INT64_MAX / 16)
+    for (int i = 0; i < ndim; i++) /* the strides of an empty tensor must not overflow either */
+        if (size[i] && (__builtin_mul_overflow(n, size[i], &n) || n > INT64_MAX / 16))
             return wki_fail(c, WK_SHAPE, "shape %s has too many elements",
                             wki_shape_text(s, sizeof s, ndim, size));
     return true;

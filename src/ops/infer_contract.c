@@ -63,12 +63,12 @@ bool wki_infer_linear(wk_ctx *c, const wki_call *k) {
 
 /* *out: windows of size k that fit into n with padding on both sides. */
 static bool windows(wk_ctx *c, int64_t n, int64_t k, int64_t stride, int64_t pad, int64_t *out) {
-    if (stride < 1 || stride > INT32_MAX)
-        return wki_fail(c, WK_INVALID, "stride %lld, at least 1 is needed", (long long)stride);
-    if (pad < 0 || pad > INT32_MAX)
-        return wki_fail(c, WK_INVALID, "padding %lld, at least 0 is needed", (long long)pad);
     if (k < 1)
         return wki_fail(c, WK_INVALID, "kernel size %lld, at least 1 is needed", (long long)k);
+    if (stride < 1 || stride > INT32_MAX)
+        return wki_fail(c, WK_INVALID, "stride %lld, 1 to %d is needed", (long long)stride, INT32_MAX);
+    if (pad < 0 || pad > INT32_MAX)
+        return wki_fail(c, WK_INVALID, "padding %lld, 0 to %d is needed", (long long)pad, INT32_MAX);
     if (n < 0 || n > INT64_MAX / 4 || n + 2 * pad < k)
         return wki_fail(c, WK_SHAPE, "a kernel of %lld does not fit into %lld with padding %lld",
                         (long long)k, (long long)n, (long long)pad);

@@ -1,4 +1,5 @@
 /* Inference of elementwise and creation ops. May call: core, ops/infer.h. */
+#include <math.h>
 #include <string.h>
 
 #include "ops/infer.h"
@@ -184,7 +185,21 @@ static bool create(wk_ctx *c, wki_tensor *o, int64_t dtype, const int64_t *list)
 
 bool wki_infer_create_f32(wk_ctx *c, const wki_call *k) { return create(c, k->out[0], WK_F32, k->ia); }
 bool wki_infer_create_bool(wk_ctx *c, const wki_call *k) { return create(c, k->out[0], WK_BOOL, k->ia); }
-bool wki_infer_full(wk_ctx *c, const wki_call *k) { return create(c, k->out[0], k->ia[0], k->ia + 1); }
+/* Integers are made from an f32 number and 32 bits: a value that would not survive that is an error. */
+static bool integer_ok(wk_ctx *c, wk_dtype dtype, double v) {
+    double low = dtype == WK_U8 ? 0 : -0x1p31, high = dtype == WK_U8 ? 256 : 0x1p31, whole = trunc(v);
+    return (whole >= low && whole < high && (double)(float)whole == whole) ||
+           wki_fail(c, WK_INVALID, "%.17g cannot be represented as %s here (wk_from_data can make larger numbers)", v,
+                    wk_dtype_name(dtype));
+}
+
+bool wki_infer_full(wk_ctx *c, const wki_call *k) {
+    if (!create(c, k->out[0], k->ia[0], k->ia + 1))
+        return false;
+    wk_dtype dtype = (wk_dtype)k->out[0]->dtype;
+    int kind = wki_dtype_kind(dtype);
+    return (kind != 'I' && kind != 'U') || integer_ok(c, dtype, k->va[0]);
+}
 
 bool wki_infer_full_like(wk_ctx *c, const wki_call *k) {
     (void)c;

@@ -38,12 +38,12 @@ static bool infer(wk_ctx *c, const wki_call *k) {
     }
     for (int i = 0; i < k->nout; i++) {
         wki_tensor *t = k->out[i];
-        int64_t bytes = (int64_t)wki_dtype_size(out[i].dtype);
-        bool ok = out[i].ndim >= 0 && out[i].ndim <= WK_MAX_DIMS && bytes;
+        bool ok = (unsigned)out[i].dtype < WK_DTYPE_COUNT && out[i].ndim >= 0 && out[i].ndim <= WK_MAX_DIMS;
+        int64_t bytes = ok ? (int64_t)wki_dtype_size(out[i].dtype) : 0;
         for (int d = 0; ok && d < out[i].ndim; d++)
             ok = size[i][d] >= 0 && !__builtin_mul_overflow(bytes, size[i][d] ? size[i][d] : 1, &bytes);
         if (!ok)
-            return wki_fail(c, WK_SHAPE, "the op's shape function gave output %d an impossible shape", i);
+            return wki_fail(c, WK_SHAPE, "the op's shape function gave output %d an impossible shape or dtype", i);
         t->dtype = (uint8_t)out[i].dtype;
         t->ndim = (uint8_t)out[i].ndim;
         memcpy(t->size, size[i], sizeof size[i]);
@@ -66,11 +66,13 @@ static void vjp(const wki_vjp_args *a) {
         g[i] = a->gout[i] ? wki_handle(wki_alias(c, a->gout[i])) : NULL;
     if (c->failed)
         return;
+    uint32_t floor = wki_scope_floor(c);
     u->d.vjp(c, in, out, g, n->va, r);
+    wki_scope_floor_end(c, floor);
     for (int i = 0; i < n->nin; i++) {
         if (!r[i])
             continue;
-        wki_tensor *t = wki_enter(r[i], n->caller);
+        wki_tensor *t = wki_owns(c, wki_slot(r[i]), n->caller) ? wki_enter(r[i], n->caller) : NULL;
         if (!t)
             return;
         bool fits = t->ndim == wki_slot(in[i])->ndim && !memcmp(t->size, wki_slot(in[i])->size, (size_t)t->ndim * 8);
@@ -80,6 +82,14 @@ static void vjp(const wki_vjp_args *a) {
             wki_fail(c, WK_SHAPE, "the gradient of input %d has shape %s, the input %s", i,
                      wki_shape_text(got, sizeof got, t->ndim, t->size),
                      wki_shape_text(want, sizeof want, wki_slot(in[i])->ndim, wki_slot(in[i])->size));
+            return;
+        }
+        const wki_tensor *want = wki_slot(in[i]);
+        if (fits && (t->dtype != WK_F32 || t->st->dev != want->st->dev)) {
+            c->cur_op = n->op;
+            wki_fail(c, WK_DTYPE, "the gradient of input %d is %s on %s, f32 on %s is needed", i,
+                     wk_dtype_name((wk_dtype)t->dtype), wk_device_name((wk_device)t->st->dev),
+                     wk_device_name((wk_device)want->st->dev));
             return;
         }
         a->gin[i] = t;
@@ -153,6 +163,7 @@ void wk_user_op(wk_ctx *c, int id, wk_tensor *const *in, const double *attr, wk_
     const wki_op *op = id >= 0 ? wki_op_by_id(c->rt, (uint32_t)(wki_op_count + id)) : NULL;
     if (!op) {
         wki_fail(c, WK_INVALID, "wk_user_op: no op with id %d", id);
+        out[0] = wki_handle(wki_poison(c)); /* how many there are is not known, but there is one */
         return;
     }
     const user_op *u = user_of(op);

@@ -240,11 +240,13 @@ static bool cpu_run(wk_ctx *c, const wki_plan *p, void *st, const wki_plan_args 
     for (int i = 0; i < p->nstep; i++) {
         bool ok = p->step[i].kind == WKI_STEP_LOOP ? run_loop_step(c, cp, &p->step[i], i, a)
                                                    : run_kernel_step(c, &p->step[i], a);
+        if (ok && cp->fault) /* what comes next would write parameters */
+            ok = wki_report_fault(c, cp->fault, cp->run[i]);
         if (!ok)
             return false;
     }
     c->stats.kernel_launches += p->nstep;
-    return !cp->fault || wki_report_fault(c, cp->fault);
+    return true;
 }
 
 static const wki_plan_api plans = {cpu_prepare, cpu_run, cpu_release};

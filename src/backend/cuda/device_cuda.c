@@ -239,7 +239,7 @@ static bool settle(wk_ctx *c, wki_cuda_ctx *s, int code, wki_cu_error *err) {
         return true;
     if (wki_cu_fill32(s->stream, s->fault, 0, 1, err))
         return fail_late(c, s, err);
-    return wki_report_fault(c, *fault);
+    return wki_report_fault(c, *fault, NULL);
 }
 
 static bool cuda_download(wk_ctx *c, void *dst, const void *src, size_t bytes) {
