@@ -72,8 +72,8 @@ static void mlp(bench_run *r) {
     work w;
     if (!begin(r, &w, "mlp_step_host", "mlp_step_stream"))
         return;
-    wk_module *layers[] = {wk_nn_linear(w.c, 64, 64, true), wk_nn_relu(w.c), wk_nn_linear(w.c, 64, 64, true), wk_nn_relu(w.c),
-                           wk_nn_linear(w.c, 64, 10, true)};
+    wk_module *layers[] = {wk_nn_linear(w.c, 64, 64, true), wk_nn_relu(w.c), wk_nn_linear(w.c, 64, 64, true),
+                           wk_nn_relu(w.c), wk_nn_linear(w.c, 64, 10, true)};
     w.job.model = wk_nn_sequential(w.c, layers, 5);
     prepare(&w, 32, 2, (int64_t[]){32, 64});
     measure(r, &w, "mlp_step_host", "mlp_step_stream");
@@ -95,5 +95,6 @@ static void run(bench_run *r) {
     cnn(r);
 }
 
-static const char *const cases[] = {"mlp_step_host", "mlp_step_stream", "cnn_step_b128_host", "cnn_step_b128_stream", NULL};
+static const char *const cases[] = {"mlp_step_host", "mlp_step_stream", "cnn_step_b128_host",
+                                    "cnn_step_b128_stream", NULL};
 const bench bench_train = {"train", "whole training steps on the device of --device", run, cases};

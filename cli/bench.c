@@ -34,12 +34,15 @@ bool bench_wants(const bench_run *r, const char *name) { return !r->only || !str
 wk_device bench_device(const bench_run *r) { return r->device; }
 
 /* The peer's figure: from the file that was given, else the published one. False: none. */
-static bool find_peer(const bench_run *r, const char *name, const char *unit, char *peer, size_t n, double *value) {
+static bool find_peer(const bench_run *r, const char *name, const char *unit, char *peer, size_t n,
+                      double *value) {
     size_t i;
     json_t *p;
     json_array_foreach(r->peers, i, p) {
-        const char *b = json_string_value(json_object_get(p, "bench")), *k = json_string_value(json_object_get(p, "case"));
-        const char *u = json_string_value(json_object_get(p, "unit")), *v = json_string_value(json_object_get(p, "version"));
+        const char *b = json_string_value(json_object_get(p, "bench")),
+                   *k = json_string_value(json_object_get(p, "case"));
+        const char *u = json_string_value(json_object_get(p, "unit")),
+                   *v = json_string_value(json_object_get(p, "version"));
         if (!b || !k || !u || strcmp(b, r->b->name) != 0 || strcmp(k, name) != 0 || strcmp(u, unit) != 0)
             continue;
         snprintf(peer, n, "%s, same run", v ? v : "peer");
@@ -68,10 +71,11 @@ void bench_figure(bench_run *r, const char *name, double value, const char *unit
     bool null = !strcmp(r->b->name, "compile") || !strcmp(name, "record_op");
     const char *device = wk_device_name(null ? WK_NULL : r->device);
     if (r->json)
-        cli_json(json_pack("{s:s, s:s, s:f, s:s, s:s, s:o, s:o, s:i, s:s, s:s}", "bench", r->b->name, "case", name,
-                           "value", value, "unit", unit, "peer", peer, "peer_value",
-                           known ? json_real(peer_value) : json_null(), "ratio", known ? json_real(ratio) : json_null(),
-                           "threads", r->threads, "isa", r->isa, "device", device));
+        cli_json(json_pack("{s:s, s:s, s:f, s:s, s:s, s:o, s:o, s:i, s:s, s:s}", "bench", r->b->name, "case",
+                           name, "value", value, "unit", unit, "peer", peer, "peer_value",
+                           known ? json_real(peer_value) : json_null(), "ratio",
+                           known ? json_real(ratio) : json_null(), "threads", r->threads, "isa", r->isa,
+                           "device", device));
     else if (known)
         printf("%-20s %12.4g %-11s %6.1f x (%s: %.4g)\n", name, value, unit, ratio, peer, peer_value);
     else
@@ -227,7 +231,8 @@ static json_t *load_peers(const char *path) {
     FILE *f = fopen(path, "r");
     while (f && all && (one = json_loadf(f, JSON_DISABLE_EOF_CHECK, &e)))
         json_array_append_new(all, one);
-    bool ok = f && all && (feof(f) || json_error_code(&e) == json_error_premature_end_of_input) && json_array_size(all);
+    bool ok = f && all && (feof(f) || json_error_code(&e) == json_error_premature_end_of_input) &&
+              json_array_size(all);
     if (f)
         fclose(f);
     if (ok)

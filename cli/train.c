@@ -8,8 +8,8 @@
 #include <wick.h>
 
 #include "cli.h"
-#include "nets.h"
 #include "idx.h"
+#include "nets.h"
 #include "progress.h"
 
 enum { SIDE = NET_SIDE, CLASSES = NET_CLASSES, EVAL_BATCH = 500, READ_EVERY = 20 };
@@ -25,8 +25,8 @@ typedef struct options {
     const char *data_dir;
 } options;
 
-static const char *const datasets[] = {"fashion"},
-                         *const devices[] = {"cpu", "cuda"}, *const switches[] = {"off", "on"};
+static const char *const datasets[] = {"fashion"}, *const devices[] = {"cpu", "cuda"},
+                         *const switches[] = {"off", "on"};
 
 static const struct argp_option option_table[] = {
     {"model", 'm', "cnn|mlp", 0, "the network (default cnn)", 0},
@@ -268,7 +268,8 @@ static void report_end(const job *j, const progress *p, double test) {
     if (j->o->json)
         cli_json(json_pack("{s:s, s:s, s:b, s:I, s:f, s:f}", "model", net_models[j->o->model], "device",
                            devices[j->o->device], "compiled", j->o->compile, "steps",
-                           (json_int_t)wk_optim_steps(j->net.optim), "seconds", seconds, "test_accuracy", test));
+                           (json_int_t)wk_optim_steps(j->net.optim), "seconds", seconds, "test_accuracy",
+                           test));
     else
         printf("test accuracy: %.4f\n", test);
 }

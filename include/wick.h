@@ -34,10 +34,11 @@ extern "C" {
 #define WK_VERSION_PATCH 0
 #define WK_MAX_DIMS 8
 
-typedef struct wk_runtime wk_runtime;   /* devices, allocators, plan and kernel caches, thread pool; thread-safe */
-typedef struct wk_ctx wk_ctx;           /* what one thread uses at a time: handles, grad mode, RNG, scopes, error */
-typedef struct wk_tensor wk_tensor;     /* belongs to one context */
-typedef struct wk_module wk_module;     /* parameters, children and a forward function */
+typedef struct wk_runtime
+    wk_runtime;               /* devices, allocators, plan and kernel caches, thread pool; thread-safe */
+typedef struct wk_ctx wk_ctx; /* what one thread uses at a time: handles, grad mode, RNG, scopes, error */
+typedef struct wk_tensor wk_tensor; /* belongs to one context */
+typedef struct wk_module wk_module; /* parameters, children and a forward function */
 typedef struct wk_optim wk_optim;
 typedef struct wk_compiled wk_compiled;
 typedef struct wk_loader wk_loader;
@@ -60,21 +61,26 @@ typedef enum wk_dtype {
 #undef D
     WK_DTYPE_COUNT
 } wk_dtype;
-typedef enum wk_device { WK_CPU = 0, WK_CUDA, WK_NULL, WK_DEVICE_COUNT } wk_device; /* WK_NULL counts work, runs none */
+typedef enum wk_device {
+    WK_CPU = 0,
+    WK_CUDA,
+    WK_NULL,
+    WK_DEVICE_COUNT
+} wk_device; /* WK_NULL counts work, runs none */
 
-WK_API const char *wk_version(void);                 /* "0.1.0" */
-WK_API const char *wk_status_name(wk_status s);      /* "WK_SHAPE"; static */
-WK_API const char *wk_status_text(wk_status s);      /* "shape mismatch"; static */
-WK_API const char *wk_dtype_name(wk_dtype d);        /* "f32"; static */
-WK_API size_t wk_dtype_bits(wk_dtype d);             /* 0 when out of range */
-WK_API const char *wk_device_name(wk_device d);      /* "cpu" */
+WK_API const char *wk_version(void);            /* "0.1.0" */
+WK_API const char *wk_status_name(wk_status s); /* "WK_SHAPE"; static */
+WK_API const char *wk_status_text(wk_status s); /* "shape mismatch"; static */
+WK_API const char *wk_dtype_name(wk_dtype d);   /* "f32"; static */
+WK_API size_t wk_dtype_bits(wk_dtype d);        /* 0 when out of range */
+WK_API const char *wk_device_name(wk_device d); /* "cpu" */
 
 /* ---- runtime and context ------------------------------------------------------------------------------------------ */
 
 typedef struct wk_runtime_options {
     size_t struct_size;
-    int threads;     /* CPU worker threads, 0: one per available core (WICK_THREADS overrides) */
-    uint64_t seed;   /* root of every context's RNG */
+    int threads;   /* CPU worker threads, 0: one per available core (WICK_THREADS overrides) */
+    uint64_t seed; /* root of every context's RNG */
 } wk_runtime_options;
 WK_API void wk_runtime_options_init(wk_runtime_options *o);
 /* NULL options: defaults. NULL only when the host is out of memory. Thread-safe. */
@@ -90,7 +96,8 @@ WK_API void wk_ctx_free(wk_ctx *c);
 /* Where creation calls put new tensors; default WK_CPU. Fails with WK_DEVICE and the reason when there is none. */
 WK_API void wk_use_device(wk_ctx *c, wk_device d);
 WK_API wk_device wk_current_device(wk_ctx *c);
-WK_API bool wk_device_available(wk_ctx *c, wk_device d, const char **why_not); /* does not touch the context's error */
+WK_API bool wk_device_available(wk_ctx *c, wk_device d,
+                                const char **why_not); /* does not touch the context's error */
 
 WK_API void wk_seed(wk_ctx *c, uint64_t seed); /* sets the seed, resets the sequence number to 0 */
 WK_API void wk_rng_get(wk_ctx *c, uint64_t *seed, uint64_t *sequence);
@@ -104,7 +111,8 @@ typedef struct wk_error {
 } wk_error;
 
 WK_API bool wk_failed(wk_ctx *c);
-WK_API const char *wk_message(wk_ctx *c); /* "" when nothing failed; owned by the context, valid until the next call */
+WK_API const char *
+wk_message(wk_ctx *c); /* "" when nothing failed; owned by the context, valid until the next call */
 /* Moves the error out (out may be NULL) and makes the context usable again. Returns its status. A pending recording in
    which the error happened was discarded: parameters, gradients and the RNG sequence are as before that call. */
 WK_API wk_status wk_error_take(wk_ctx *c, wk_error *out);
@@ -121,11 +129,12 @@ WK_API void wk_scope_end(wk_ctx *c);
 /* Dies now. NULL and dead handles are ignored, and inside wk_forward and wk_call so are tensors of the caller's scopes, so
    that `wk_set(&x, f(x))` may start from an input. */
 WK_API void wk_drop(wk_tensor *t);
-WK_API void wk_set(wk_tensor **slot, wk_tensor *t);    /* drops *slot, stores t */
-WK_API wk_tensor *wk_keep(wk_tensor *t);               /* on scope end, moves to the next outer scope; returns t */
-WK_API wk_tensor *wk_retain(wk_tensor *t);             /* one more reference, released by wk_release; returns t */
+WK_API void wk_set(wk_tensor **slot, wk_tensor *t); /* drops *slot, stores t */
+WK_API wk_tensor *wk_keep(wk_tensor *t);   /* on scope end, moves to the next outer scope; returns t */
+WK_API wk_tensor *wk_retain(wk_tensor *t); /* one more reference, released by wk_release; returns t */
 WK_API void wk_release(wk_tensor *t);
-WK_API bool wk_alive(wk_ctx *c, const wk_tensor *t);   /* is this a valid handle of this context; sets no error */
+WK_API bool wk_alive(wk_ctx *c,
+                     const wk_tensor *t); /* is this a valid handle of this context; sets no error */
 /* A handle in ctx `to` on the same storage (no copy, requires_grad kept, no graph). Concurrent writes are undefined in
    order. The other context must be idle during the call. */
 WK_API wk_tensor *wk_share(wk_ctx *to, wk_tensor *t);
@@ -139,13 +148,14 @@ WK_API wk_tensor *wk_ones(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *size)
 /* Copies numel elements of dtype dt from host memory; `data` may be reused at once. */
 WK_API wk_tensor *wk_from_data(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *size, const void *data);
 WK_API wk_tensor *wk_scalar(wk_ctx *c, double value); /* f32, 0-dim */
-WK_API wk_tensor *wk_to(wk_tensor *t, wk_device d);   /* copy on another device (itself when already there); no gradient */
+WK_API wk_tensor *wk_to(wk_tensor *t,
+                        wk_device d); /* copy on another device (itself when already there); no gradient */
 WK_API wk_tensor *wk_contiguous(wk_tensor *t);
-WK_API wk_tensor *wk_detach(wk_tensor *t);            /* same storage, no graph */
+WK_API wk_tensor *wk_detach(wk_tensor *t);                 /* same storage, no graph */
 WK_API wk_tensor *wk_flatten(wk_tensor *t, int start_dim); /* merges dimensions start_dim.. into one */
 WK_API wk_tensor *wk_transpose(wk_tensor *t, int dim0, int dim1);
 
-WK_API wk_ctx *wk_ctx_of(wk_tensor *t);  /* NULL for a dead handle */
+WK_API wk_ctx *wk_ctx_of(wk_tensor *t); /* NULL for a dead handle */
 WK_API int wk_ndim(wk_tensor *t);
 WK_API int64_t wk_size(wk_tensor *t, int dim); /* dim may count from the end (-1) */
 WK_API int64_t wk_stride(wk_tensor *t, int dim);
@@ -157,8 +167,8 @@ WK_API bool wk_is_poison(wk_tensor *t);
 
 /* Reading flushes pending work and waits. In a failed context what was computed can still be read; all else gives NaN, 0 or
    false. */
-WK_API double wk_item(wk_tensor *t);       /* numel must be 1 */
-WK_API int64_t wk_item_i64(wk_tensor *t);  /* numel must be 1; floats are truncated */
+WK_API double wk_item(wk_tensor *t);      /* numel must be 1 */
+WK_API int64_t wk_item_i64(wk_tensor *t); /* numel must be 1; floats are truncated */
 /* Copies all elements, row-major, to dst (bytes must equal numel * itemsize). */
 WK_API bool wk_read(wk_tensor *t, void *dst, size_t bytes);
 /* Overwrites all elements in place from host memory (a version bump; pending work that captured it runs first). */
@@ -175,23 +185,25 @@ WK_API bool wk_grad_enable(wk_ctx *c, bool on); /* grad mode; returns the previo
 WK_API void wk_backward(wk_tensor *loss);
 typedef struct wk_backward_options {
     size_t struct_size;
-    wk_tensor *const *grads;   /* one per root, or NULL: ones (roots must have one element) */
-    wk_tensor *const *inputs;  /* differentiate with respect to these, results in `out`; NULL: accumulate into leaves */
+    wk_tensor *const *grads; /* one per root, or NULL: ones (roots must have one element) */
+    wk_tensor *const
+        *inputs; /* differentiate with respect to these, results in `out`; NULL: accumulate into leaves */
     int ninputs;
-    wk_tensor **out;           /* ninputs results, in the caller's scope; NULL where a root does not depend on it */
-    bool create_graph;         /* gradients are themselves differentiable; implies retain_graph */
+    wk_tensor **out;   /* ninputs results, in the caller's scope; NULL where a root does not depend on it */
+    bool create_graph; /* gradients are themselves differentiable; implies retain_graph */
     bool retain_graph;
 } wk_backward_options;
 WK_API void wk_backward_options_init(wk_backward_options *o);
 WK_API void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_options *o);
-WK_API wk_tensor *wk_grad(wk_tensor *t);       /* borrowed until the gradient changes; NULL if none */
-WK_API void wk_zero_grad(wk_tensor *t);        /* drops the gradient */
+WK_API wk_tensor *wk_grad(wk_tensor *t); /* borrowed until the gradient changes; NULL if none */
+WK_API void wk_zero_grad(wk_tensor *t);  /* drops the gradient */
 
 /* ---- compiled functions -------------------------------------------------------------------------------------------- */
 
 typedef struct wk_compile_options {
     size_t struct_size;
-    bool strict;  /* round where eager rounds: results are bit-identical to eager. With f32 they are so without it too; it will
+    bool
+        strict; /* round where eager rounds: results are bit-identical to eager. With f32 they are so without it too; it will
                      differ for 16-bit types */
 } wk_compile_options;
 WK_API void wk_compile_options_init(wk_compile_options *o);
@@ -207,21 +219,21 @@ WK_API void wk_sync(wk_ctx *c);  /* flushes and waits for the device */
    the one-op plans of eager ops on other devices than the CPU. */
 typedef struct wk_stats {
     size_t struct_size;
-    int64_t ops;              /* applied */
-    int64_t flushes;          /* recorded segments run */
-    int64_t plan_hits;        /* exact shape found */
-    int64_t shapes_made;      /* shape instances built from a known structure or a new one */
-    int64_t structures_made;  /* full compilations */
-    int64_t kernel_launches;  /* of plans: loops, library calls, hand-written kernels */
-    int64_t graph_launches;   /* CUDA or null: whole-segment launches */
-    int64_t bytes_moved;      /* read + written by launched kernels (null device only) */
-    int64_t host_allocs;      /* calls into the host allocator by the process so far */
+    int64_t ops;             /* applied */
+    int64_t flushes;         /* recorded segments run */
+    int64_t plan_hits;       /* exact shape found */
+    int64_t shapes_made;     /* shape instances built from a known structure or a new one */
+    int64_t structures_made; /* full compilations */
+    int64_t kernel_launches; /* of plans: loops, library calls, hand-written kernels */
+    int64_t graph_launches;  /* CUDA or null: whole-segment launches */
+    int64_t bytes_moved;     /* read + written by launched kernels (null device only) */
+    int64_t host_allocs;     /* calls into the host allocator by the process so far */
     int64_t live_tensors;
-    int64_t storage_bytes;    /* bytes of live storages of this context */
+    int64_t storage_bytes; /* bytes of live storages of this context */
     int64_t storage_peak;
-    int64_t arena_bytes;      /* arena of the last plan run */
-    int64_t arena_lower_bound;/* its liveness lower bound: the largest sum of sizes live at one step */
-    int64_t kernels_last;     /* steps of the last plan run */
+    int64_t arena_bytes;       /* arena of the last plan run */
+    int64_t arena_lower_bound; /* its liveness lower bound: the largest sum of sizes live at one step */
+    int64_t kernels_last;      /* steps of the last plan run */
 } wk_stats;
 WK_API void wk_stats_get(wk_ctx *c, wk_stats *s); /* set s->struct_size first */
 
@@ -229,9 +241,11 @@ WK_API void wk_stats_get(wk_ctx *c, wk_stats *s); /* set s->struct_size first */
 
 /* A module is created by its context, holds a reference on its parameters and buffers, and is freed with wk_module_free or
    with the context. free_self (may be NULL) is called on self, also when wk_module_new fails. */
-WK_API wk_module *wk_module_new(wk_ctx *c, const char *kind, wk_fn forward, void *self, void (*free_self)(void *));
+WK_API wk_module *wk_module_new(wk_ctx *c, const char *kind, wk_fn forward, void *self,
+                                void (*free_self)(void *));
 WK_API void wk_module_free(wk_module *m); /* children too */
-WK_API wk_tensor *wk_module_param(wk_module *m, const char *name, wk_tensor *t); /* sets requires_grad; returns t */
+WK_API wk_tensor *wk_module_param(wk_module *m, const char *name,
+                                  wk_tensor *t); /* sets requires_grad; returns t */
 /* m owns child from now on; returns child. A name may contain dots ("blocks.0"). */
 WK_API wk_module *wk_module_child(wk_module *m, const char *name, wk_module *child);
 WK_API wk_tensor *wk_forward(wk_module *m, wk_tensor *x);
@@ -239,7 +253,8 @@ WK_API void wk_forward_n(wk_module *m, wk_tensor *const *in, int nin, wk_tensor 
 /* The module whose forward function is running, the innermost one; NULL outside. This is how a forward function reaches its
    own parameters and training flag, so that it also serves the modules that wk_module_share makes. */
 WK_API wk_module *wk_this_module(wk_ctx *c);
-WK_API int wk_module_params(wk_module *m, wk_tensor **out, int max); /* total count, own first, then children in order; a
+WK_API int wk_module_params(wk_module *m, wk_tensor **out,
+                            int max); /* total count, own first, then children in order; a
                                                                         tied parameter once */
 /* Parameter by dotted name ("c1.weight"); NULL when absent. */
 WK_API wk_tensor *wk_module_get(wk_module *m, const char *name);
@@ -257,11 +272,13 @@ WK_API void wk_train_mode(wk_module *m, bool training); /* recursive; dropout is
 WK_API bool wk_is_training(wk_module *m);
 
 /* Built-in layers. Initialisation is PyTorch's default (Kaiming uniform with a = sqrt(5)); draws from the context's RNG. */
-WK_API wk_module *wk_nn_linear(wk_ctx *c, int64_t in_features, int64_t out_features, bool bias); /* weight (out, in) */
-WK_API wk_module *wk_nn_conv2d(wk_ctx *c, int64_t in_channels, int64_t out_channels, int64_t kernel, int64_t stride,
-                               int64_t padding, bool bias); /* weight (O, C, kH, kW) */
+WK_API wk_module *wk_nn_linear(wk_ctx *c, int64_t in_features, int64_t out_features,
+                               bool bias); /* weight (out, in) */
+WK_API wk_module *wk_nn_conv2d(wk_ctx *c, int64_t in_channels, int64_t out_channels, int64_t kernel,
+                               int64_t stride, int64_t padding, bool bias); /* weight (O, C, kH, kW) */
 WK_API wk_module *wk_nn_layer_norm(wk_ctx *c, int64_t features, double eps);
-WK_API wk_module *wk_nn_embedding(wk_ctx *c, int64_t count, int64_t features); /* weight (count, features), N(0, 1) */
+WK_API wk_module *wk_nn_embedding(wk_ctx *c, int64_t count,
+                                  int64_t features); /* weight (count, features), N(0, 1) */
 WK_API wk_module *wk_nn_dropout(wk_ctx *c, double p);
 WK_API wk_module *wk_nn_sequential(wk_ctx *c, wk_module *const *layers, int n); /* owns the layers */
 WK_API wk_module *wk_nn_relu(wk_ctx *c);
@@ -270,7 +287,8 @@ WK_API wk_module *wk_nn_relu(wk_ctx *c);
 
 typedef struct wk_adamw_options {
     size_t struct_size;
-    double lr, beta1, beta2, eps, weight_decay; /* 1e-3, 0.9, 0.999, 1e-8, 1e-2 (decoupled: Loshchilov and Hutter 2019) */
+    double lr, beta1, beta2, eps,
+        weight_decay; /* 1e-3, 0.9, 0.999, 1e-8, 1e-2 (decoupled: Loshchilov and Hutter 2019) */
 } wk_adamw_options;
 typedef struct wk_sgd_options {
     size_t struct_size;
@@ -285,7 +303,7 @@ WK_API wk_optim *wk_sgd(wk_ctx *c, wk_tensor *const *params, int n, const wk_sgd
 WK_API void wk_optim_set_lr(wk_optim *o, double lr);
 WK_API double wk_optim_lr(wk_optim *o);
 WK_API void wk_optim_keep_grads(wk_optim *o, bool keep); /* default false: step releases the gradients */
-WK_API void wk_optim_step(wk_optim *o); /* parameters without a gradient are left alone */
+WK_API void wk_optim_step(wk_optim *o);                  /* parameters without a gradient are left alone */
 WK_API void wk_optim_zero_grad(wk_optim *o);
 WK_API int64_t wk_optim_steps(wk_optim *o);
 WK_API void wk_optim_free(wk_optim *o);
@@ -294,11 +312,11 @@ WK_API void wk_optim_free(wk_optim *o);
 
 typedef struct wk_loader_options {
     size_t struct_size;
-    int64_t batch;     /* 32 */
-    bool shuffle;      /* a new permutation each epoch, from `seed` and the epoch */
+    int64_t batch; /* 32 */
+    bool shuffle;  /* a new permutation each epoch, from `seed` and the epoch */
     bool drop_last;
     uint64_t seed;
-    double scale;      /* u8 fields are given as f32 multiplied by this; 1/255 by default */
+    double scale; /* u8 fields are given as f32 multiplied by this; 1/255 by default */
 } wk_loader_options;
 WK_API void wk_loader_options_init(wk_loader_options *o);
 typedef struct wk_field { /* one array of the data set, host memory that outlives the loader */
@@ -306,9 +324,10 @@ typedef struct wk_field { /* one array of the data set, host memory that outlive
     bool index;           /* a WK_U8 field of class numbers or ids: given as i64 */
     int ndim;             /* per sample */
     int64_t size[WK_MAX_DIMS];
-    const void *data;     /* count samples, row-major */
+    const void *data; /* count samples, row-major */
 } wk_field;
-WK_API wk_loader *wk_loader_new(wk_ctx *c, const wk_field *fields, int nfields, int64_t count, const wk_loader_options *o);
+WK_API wk_loader *wk_loader_new(wk_ctx *c, const wk_field *fields, int nfields, int64_t count,
+                                const wk_loader_options *o);
 /* Fills batch[0..nfields-1] and returns true; false at the epoch's end (the next call starts the next epoch) and once the
    context has failed. Closes the scope of the last iteration and opens the next; its tensors live until then. Batches are
    written into buffers that the loader reuses, on the device that was the context's when the loader was made. */
@@ -329,15 +348,16 @@ typedef struct wk_array { /* one operand of a user kernel: host memory, contiguo
 } wk_array;
 typedef struct wk_op_desc {
     size_t struct_size;
-    const char *name;    /* 1 to 63 characters, unique in the runtime; copied */
-    int nin, nout;       /* at most 8 each */
-    int nattr;           /* VALUE attributes (doubles), at most 255 */
+    const char *name; /* 1 to 63 characters, unique in the runtime; copied */
+    int nin, nout;    /* at most 8 each */
+    int nattr;        /* VALUE attributes (doubles), at most 255 */
     /* Shapes: write each output's ndim and sizes; false with a message in err makes the call fail. */
-    bool (*infer)(const wk_array *in, const double *attr, wk_array *out, int64_t (*out_size)[WK_MAX_DIMS], char err[256]);
+    bool (*infer)(const wk_array *in, const double *attr, wk_array *out, int64_t (*out_size)[WK_MAX_DIMS],
+                  char err[256]);
     void (*cpu)(const wk_array *in, wk_array *out, const double *attr); /* thread-safe; any thread */
     /* Gradient through public ops: gin[i] = NULL for none. NULL: not differentiable. */
-    void (*vjp)(wk_ctx *c, wk_tensor *const *in, wk_tensor *const *out, wk_tensor *const *gout, const double *attr,
-                wk_tensor **gin);
+    void (*vjp)(wk_ctx *c, wk_tensor *const *in, wk_tensor *const *out, wk_tensor *const *gout,
+                const double *attr, wk_tensor **gin);
     /* CUDA C of an elementwise kernel `extern "C" __global__ void NAME(const float *in0, ..., float *out0, ..., const
        float *attr, long long n)` over outputs of n elements; NULL: the op fails on CUDA. Not copied: lives as long as the
        runtime. */

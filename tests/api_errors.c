@@ -346,7 +346,8 @@ TEST(errors, buffers_that_are_null) {
 
 TEST(errors, gradients_asked_for_in_vain) {
     wk_ctx *c = api_ctx(false), *d = api_ctx(false);
-    wk_tensor *x = wk_requires_grad(wk_ones(c, WK_F32, SIZE(3)), true), *y = wk_sum(wk_mul(x, x), NULL, 0, false);
+    wk_tensor *x = wk_requires_grad(wk_ones(c, WK_F32, SIZE(3)), true),
+              *y = wk_sum(wk_mul(x, x), NULL, 0, false);
     wk_tensor *out = NULL, *none = NULL, *dead = wk_neg(x), *ids = wk_zeros(c, WK_I64, 0, NULL),
               *there = wk_ones(d, WK_F32, 0, NULL);
     wk_drop(dead);
@@ -412,7 +413,8 @@ TEST(errors, an_in_place_write_that_would_lose_a_gradient) {
     api_end(c);
 }
 
-static void gives_what_it_has(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+static void gives_what_it_has(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out,
+                              int nout) {
     (void)c, (void)in, (void)nin, (void)nout;
     out[0] = self;
 }
@@ -475,7 +477,8 @@ TEST(errors, a_wrong_target_leaves_the_parameters) {
 }
 
 /* A user op whose functions do what `attr` and `self` say. */
-static bool odd_infer(const wk_array *in, const double *attr, wk_array *out, int64_t (*size)[WK_MAX_DIMS], char err[256]) {
+static bool odd_infer(const wk_array *in, const double *attr, wk_array *out, int64_t (*size)[WK_MAX_DIMS],
+                      char err[256]) {
     (void)err;
     out[0].ndim = in[0].ndim;
     for (int i = 0; i < in[0].ndim; i++)
@@ -496,8 +499,8 @@ static void odd_cpu(const wk_array *in, wk_array *out, const double *attr) {
     memcpy(out[0].data, in[0].data, (size_t)in[0].numel * sizeof(float));
 }
 
-static void odd_vjp(wk_ctx *c, wk_tensor *const *in, wk_tensor *const *out, wk_tensor *const *gout, const double *attr,
-                    wk_tensor **gin) {
+static void odd_vjp(wk_ctx *c, wk_tensor *const *in, wk_tensor *const *out, wk_tensor *const *gout,
+                    const double *attr, wk_tensor **gin) {
     (void)in, (void)out;
     gin[0] = wk_neg(gout[0]);
     if (attr[0] == 5)

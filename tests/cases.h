@@ -33,16 +33,17 @@ enum {
     CASE_NO_GRAD = 1,    /* no gradient flows, though inputs are f32 */
     CASE_NO_SPECIAL = 2, /* not for NaN, infinities and the like */
     CASE_NO_LARGE = 4,
-    CASE_SPECIAL_FIRST = 8, /* special values in the first input alone: what padding times infinity is stays open */
+    CASE_SPECIAL_FIRST =
+        8, /* special values in the first input alone: what padding times infinity is stays open */
 };
 
 typedef struct op_case {
-    const char *name;  /* OP/ or OP/SUFFIX */
+    const char *name; /* OP/ or OP/SUFFIX */
     uint16_t op;
     uint8_t flags, nin;
     const case_in *in;
-    uint32_t writes;   /* in place: the outputs are these inputs */
-    int line;          /* in cases.def */
+    uint32_t writes; /* in place: the outputs are these inputs */
+    int line;        /* in cases.def */
     void (*call)(wk_ctx *c, wki_tensor *const *x, wki_tensor **y);
     int (*ref)(const dten *x, dten *y); /* allocates y; returns how many */
 } op_case;
@@ -59,7 +60,12 @@ typedef enum case_layout {
     CASE_EXPANDED,   /* one dimension of stride 0 */
     CASE_LAYOUTS
 } case_layout;
-typedef enum case_values { CASE_NORMAL, CASE_SPECIAL, CASE_LARGE, CASE_MILD } case_values; /* MILD: for differences */
+typedef enum case_values {
+    CASE_NORMAL,
+    CASE_SPECIAL,
+    CASE_LARGE,
+    CASE_MILD
+} case_values; /* MILD: for differences */
 
 typedef struct case_instance {
     const op_case *k;

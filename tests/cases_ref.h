@@ -77,7 +77,9 @@ static double normal_cdf(double x) { return 0.5 * erfc(-x * M_SQRT1_2); }
 static double normal_pdf(double x) { return exp(-0.5 * x * x) * 0.39894228040143267794; }
 static double gelu_of(double x) { return x * normal_cdf(x); }
 static double gelu_slope(double x) { return normal_cdf(x) + x * normal_pdf(x); }
-static double gelu_tanh_of(double x) { return 0.5 * x * (1 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x))); }
+static double gelu_tanh_of(double x) {
+    return 0.5 * x * (1 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+}
 static double gelu_tanh_slope(double x) {
     double t = tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x));
     double du = 0.79788456080286535588 * (1 + 3 * 0.044715 * x * x);
@@ -143,7 +145,9 @@ static int ref_random(dten *y, wk_dtype dtype, int ndim, const int64_t *size, do
     new_out(y, dtype, ndim, size);
     for (int64_t i = 0; i < y->n; i++) {
         float u = wks_uniform(CASE_SEED, 0, (uint64_t)i);
-        y->v[i] = dtype == WK_BOOL ? u >= (float)p : p < 0 ? (double)wks_normal(CASE_SEED, 0, (uint64_t)i) : (double)u;
+        y->v[i] = dtype == WK_BOOL ? u >= (float)p
+                  : p < 0          ? (double)wks_normal(CASE_SEED, 0, (uint64_t)i)
+                                   : (double)u;
     }
     return 1;
 }
@@ -151,7 +155,8 @@ static int ref_random(dten *y, wk_dtype dtype, int ndim, const int64_t *size, do
 static int ref_dropout(const dten *x, dten *y, double p) {
     same_out(y, x);
     for (int64_t i = 0; i < y->n; i++)
-        y->v[i] = wks_uniform(CASE_SEED, 0, (uint64_t)i) >= (float)p ? x->v[i] * (double)(float)(1 / (1 - p)) : 0;
+        y->v[i] =
+            wks_uniform(CASE_SEED, 0, (uint64_t)i) >= (float)p ? x->v[i] * (double)(float)(1 / (1 - p)) : 0;
     return 1;
 }
 
@@ -494,7 +499,9 @@ typedef struct conv {
 
 /* Visits every product of a convolution: which = 0: y += x w, 1: x += y w, 2: w += y x; into t (and mag). */
 static void convolve(const conv *s, int which, const double *a, const double *b, dten *t) {
-    double len = length(which == 0 ? s->c * s->kh * s->kw : which == 1 ? s->o * s->kh * s->kw : s->n * s->oh * s->ow);
+    double len = length(which == 0   ? s->c * s->kh * s->kw
+                        : which == 1 ? s->o * s->kh * s->kw
+                                     : s->n * s->oh * s->ow);
     for (int64_t n = 0; n < s->n; n++)
         for (int64_t o = 0; o < s->o; o++)
             for (int64_t i = 0; i < s->oh * s->ow; i++)
@@ -506,7 +513,9 @@ static void convolve(const conv *s, int which, const double *a, const double *b,
                     if (h < 0 || h >= s->h || w < 0 || w >= s->w)
                         continue;
                     int64_t to = which == 0 ? at_y : which == 1 ? at_x : at_w;
-                    double p = which == 0 ? a[at_x] * b[at_w] : which == 1 ? a[at_y] * b[at_w] : a[at_y] * b[at_x];
+                    double p = which == 0   ? a[at_x] * b[at_w]
+                               : which == 1 ? a[at_y] * b[at_w]
+                                            : a[at_y] * b[at_x];
                     t->v[to] += p;
                     t->mag[to] += fabs(p) * len;
                 }
@@ -530,14 +539,16 @@ static int ref_conv2d(const dten *x, dten *y, bool bias, int64_t sh, int64_t sw,
     return 1;
 }
 
-static int ref_conv2d_dx(const dten *x, dten *y, int64_t H, int64_t W, int64_t sh, int64_t sw, int64_t ph, int64_t pw) {
+static int ref_conv2d_dx(const dten *x, dten *y, int64_t H, int64_t W, int64_t sh, int64_t sw, int64_t ph,
+                         int64_t pw) {
     const int64_t *a = x[0].size, *b = x[1].size;
     conv s = {a[0], b[1], H, W, b[0], b[2], b[3], a[2], a[3], sh, sw, ph, pw};
     convolve(&s, 1, x[0].v, x[1].v, new_out(y, WK_F32, 4, (int64_t[]){s.n, s.c, H, W}));
     return 1;
 }
 
-static int ref_conv2d_dw(const dten *x, dten *y, int64_t kh, int64_t kw, int64_t sh, int64_t sw, int64_t ph, int64_t pw) {
+static int ref_conv2d_dw(const dten *x, dten *y, int64_t kh, int64_t kw, int64_t sh, int64_t sw, int64_t ph,
+                         int64_t pw) {
     const int64_t *a = x[0].size, *b = x[1].size;
     conv s = {a[0], b[1], b[2], b[3], a[1], kh, kw, a[2], a[3], sh, sw, ph, pw};
     convolve(&s, 2, x[0].v, x[1].v, new_out(y, WK_F32, 4, (int64_t[]){s.o, s.c, kh, kw}));
@@ -546,16 +557,19 @@ static int ref_conv2d_dw(const dten *x, dten *y, int64_t kh, int64_t kw, int64_t
 
 /* ---- pooling and indexing -------------------------------------------------------------------------------------------- */
 
-static int ref_max_pool2d(const dten *x, dten *y, int64_t kh, int64_t kw, int64_t sh, int64_t sw, int64_t ph, int64_t pw) {
+static int ref_max_pool2d(const dten *x, dten *y, int64_t kh, int64_t kw, int64_t sh, int64_t sw, int64_t ph,
+                          int64_t pw) {
     conv s = {x->size[0], x->size[1], x->size[2], x->size[3], 1, kh, kw, 0, 0, sh, sw, ph, pw};
     out_size(&s);
     new_out(&y[0], WK_F32, 4, (int64_t[]){s.n, s.c, s.oh, s.ow});
     new_out(&y[1], WK_I32, 4, y[0].size);
     for (int64_t i = 0; i < y->n; i++) {
-        int64_t plane = i / (s.oh * s.ow), top = i / s.ow % s.oh * sh - ph, left = i % s.ow * sw - pw, best = -1;
+        int64_t plane = i / (s.oh * s.ow), top = i / s.ow % s.oh * sh - ph, left = i % s.ow * sw - pw,
+                best = -1;
         for (int64_t h = top < 0 ? 0 : top; h < top + kh && h < s.h; h++)
             for (int64_t w = left < 0 ? 0 : left; w < left + kw && w < s.w; w++) {
-                double v = x->v[plane * s.h * s.w + h * s.w + w], b = best < 0 ? 0 : x->v[plane * s.h * s.w + best];
+                double v = x->v[plane * s.h * s.w + h * s.w + w],
+                       b = best < 0 ? 0 : x->v[plane * s.h * s.w + best];
                 if (best < 0 || v > b || (isnan(v) && !isnan(b))) /* the first of equals, a NaN above all */
                     best = h * s.w + w;
             }
@@ -606,7 +620,8 @@ static int ref_embedding_grad(const dten *x, dten *y, int64_t rows) {
 }
 
 static int ref_attention(const dten *x, dten *y, bool causal, double scale) {
-    int64_t t = x[0].size[2], s = x[1].size[2], d = x[0].size[3], e = x[2].size[3], heads = x[0].size[0] * x[0].size[1];
+    int64_t t = x[0].size[2], s = x[1].size[2], d = x[0].size[3], e = x[2].size[3],
+            heads = x[0].size[0] * x[0].size[1];
     new_out(y, WK_F32, 4, (int64_t[]){x->size[0], x->size[1], t, e});
     double *w = calloc((size_t)s + 1, sizeof *w);
     for (int64_t r = 0; w && r < heads * t; r++) {
@@ -630,7 +645,8 @@ static int ref_attention(const dten *x, dten *y, bool causal, double scale) {
         for (int64_t i = 0; i < e; i++)
             for (int64_t j = 0; j < s; j++) {
                 y->v[r * e + i] += w[j] / sum * v[j * e + i];
-                y->mag[r * e + i] += w[j] / sum * fabs(v[j * e + i]) * (length(s) + length(d) * 2 * fmin(big, 110));
+                y->mag[r * e + i] +=
+                    w[j] / sum * fabs(v[j * e + i]) * (length(s) + length(d) * 2 * fmin(big, 110));
             }
     }
     free(w);
@@ -656,8 +672,8 @@ static int ref_sgd(const dten *x, dten *y, int n, double lr, double momentum, do
     return momentum != 0 ? 2 * n : n;
 }
 
-static int ref_adamw(const dten *x, dten *y, double decay, double b1, double beta2, double b2, double step, double inv_bias2,
-                     double eps) {
+static int ref_adamw(const dten *x, dten *y, double decay, double b1, double beta2, double b2, double step,
+                     double inv_bias2, double eps) {
     dten *p = same_out(&y[0], &x[0]), *m = same_out(&y[1], &x[0]), *v = same_out(&y[2], &x[0]);
     for (int64_t k = 0; k < p->n; k++) {
         double g = x[1].v[k];

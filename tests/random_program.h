@@ -3,49 +3,56 @@
 #pragma once
 #include <wick.h>
 
-enum { RP_MAX_INS = 96, RP_MAX_VALUES = 128, RP_MAX_DIMS = 5, RP_MAX_IN = 6, RP_MAX_STATE = 4, RP_MAX_OUT = 4 };
+enum {
+    RP_MAX_INS = 96,
+    RP_MAX_VALUES = 128,
+    RP_MAX_DIMS = 5,
+    RP_MAX_IN = 6,
+    RP_MAX_STATE = 4,
+    RP_MAX_OUT = 4
+};
 
 typedef enum rp_kind {
-    RP_UNARY,      /* sub: which; arg v for add_scalar and mul_scalar */
-    RP_BINARY,     /* sub: which */
-    RP_COMPARE,    /* sub: which */
-    RP_WHERE,      /* a: mask */
-    RP_FILL,       /* b: mask */
+    RP_UNARY,   /* sub: which; arg v for add_scalar and mul_scalar */
+    RP_BINARY,  /* sub: which */
+    RP_COMPARE, /* sub: which */
+    RP_WHERE,   /* a: mask */
+    RP_FILL,    /* b: mask */
     RP_NOT,
-    RP_CAST,       /* sub: dtype */
+    RP_CAST, /* sub: dtype */
     RP_CLONE,
     RP_DETACH,
-    RP_SUM,        /* list: dims; sub: keepdim */
+    RP_SUM, /* list: dims; sub: keepdim */
     RP_MAX,
     RP_MEAN,
-    RP_SOFTMAX,    /* sub: dim */
+    RP_SOFTMAX, /* sub: dim */
     RP_LOG_SOFTMAX,
     RP_LAYER_NORM, /* b, c: weight and bias or -1 */
     RP_CAUSAL,
-    RP_PERMUTE,    /* list: dims */
-    RP_SLICE,      /* list: dim, start, stop, step */
-    RP_RESHAPE,    /* list: sizes */
-    RP_EXPAND,     /* list: sizes */
+    RP_PERMUTE, /* list: dims */
+    RP_SLICE,   /* list: dim, start, stop, step */
+    RP_RESHAPE, /* list: sizes */
+    RP_EXPAND,  /* list: sizes */
     RP_MATMUL,
-    RP_LINEAR,     /* c: bias or -1 */
-    RP_CONV,       /* c: bias or -1; list: stride, padding */
-    RP_POOL,       /* list: k, stride, padding */
-    RP_EMBEDDING,  /* b: indices */
-    RP_ATTENTION,  /* sub: causal */
+    RP_LINEAR,    /* c: bias or -1 */
+    RP_CONV,      /* c: bias or -1; list: stride, padding */
+    RP_POOL,      /* list: k, stride, padding */
+    RP_EMBEDDING, /* b: indices */
+    RP_ATTENTION, /* sub: causal */
     RP_CROSS_ENTROPY,
-    RP_RAND,       /* list: sizes; sub: normal */
+    RP_RAND, /* list: sizes; sub: normal */
     RP_DROPOUT,
-    RP_FULL,       /* list: sizes; sub: dtype */
-    RP_CONST,      /* list: sizes: host data, copied when recorded */
-    RP_COPY,       /* a <- b in place */
-    RP_READ,       /* a goes to the log */
-    RP_BRANCH,     /* reads sum(a); sub picks by its sign */
-    RP_DROP,       /* a dies */
+    RP_FULL,   /* list: sizes; sub: dtype */
+    RP_CONST,  /* list: sizes: host data, copied when recorded */
+    RP_COPY,   /* a <- b in place */
+    RP_READ,   /* a goes to the log */
+    RP_BRANCH, /* reads sum(a); sub picks by its sign */
+    RP_DROP,   /* a dies */
     RP_SCOPE,
-    RP_END,        /* list: values that go to the outer scope */
-    RP_GRAD,       /* of the sum of a, with respect to list; dst, dst + 1, ...; sub: create_graph */
-    RP_BACKWARD,   /* of the sum of a, into the leaves */
-    RP_STEP,       /* the optimizer */
+    RP_END,      /* list: values that go to the outer scope */
+    RP_GRAD,     /* of the sum of a, with respect to list; dst, dst + 1, ...; sub: create_graph */
+    RP_BACKWARD, /* of the sum of a, into the leaves */
+    RP_STEP,     /* the optimizer */
     RP_KINDS
 } rp_kind;
 
@@ -72,7 +79,7 @@ typedef struct rp_program {
     bool optimizer;                       /* over the states that require grad */
     int16_t out[RP_MAX_OUT];
     rp_value value[RP_MAX_VALUES];
-    bool used_by_grad[RP_MAX_VALUES];     /* by storage: a record may have saved it */
+    bool used_by_grad[RP_MAX_VALUES]; /* by storage: a record may have saved it */
     rp_ins ins[RP_MAX_INS];
 } rp_program;
 

@@ -22,8 +22,8 @@ int case_program_nin(const case_program *p) { return p->nx + p->nw + (p->order >
 int case_program_nout(const case_program *p) { return p->ny + p->nv + (p->order > 1 ? p->nv + p->nw : 0); }
 
 /* Gradients of sum(weight * root) with respect to n inputs; zeros where there is none. */
-static void gradients(wk_tensor *const *root, wk_tensor *const *weight, int nroot, wk_tensor *const *in, int n, bool again,
-                      wk_tensor **out) {
+static void gradients(wk_tensor *const *root, wk_tensor *const *weight, int nroot, wk_tensor *const *in,
+                      int n, bool again, wk_tensor **out) {
     wk_tensor *roots[MAX_ALL], *weights[MAX_ALL];
     int m = 0;
     for (int j = 0; j < nroot; j++)

@@ -36,11 +36,14 @@ int64_t case_numel(const op_case *k) {
     return sum;
 }
 
-static bool exact(const op_case *k) { return wki_ops[k->op].klass == WKI_EW && wki_op_samples[k->op].ulp <= 0.5; }
+static bool exact(const op_case *k) {
+    return wki_ops[k->op].klass == WKI_EW && wki_op_samples[k->op].ulp <= 0.5;
+}
 
 /* Values that arithmetic treats in its own way. The largest only where no intermediate result overflows before. */
 static double special(const op_case *k, double otherwise) {
-    static const double values[] = {NAN, INFINITY, -INFINITY, 0.0, -0.0, 1e-45, -1e-40, FLT_MAX, -FLT_MAX, FLT_MIN};
+    static const double values[] = {NAN,   INFINITY, -INFINITY, 0.0,      -0.0,
+                                    1e-45, -1e-40,   FLT_MAX,   -FLT_MAX, FLT_MIN};
     if (wkt_below(3))
         return otherwise;
     return (double)(float)values[wkt_below(exact(k) ? 10 : 7)];
@@ -65,7 +68,8 @@ static void fill(dten *t, const op_case *k, int input, case_values values) {
         if (in->how == CASE_INTS)
             t->v[i] = floor(wkt_uniform(lo, hi + 1));
         else if (in->how == CASE_SPACED)
-            t->v[i] = (double)(float)(0.1 * (double)(i - t->n / 2) + (input ? 0.07 : 0.03)); /* inputs never tie */
+            t->v[i] =
+                (double)(float)(0.1 * (double)(i - t->n / 2) + (input ? 0.07 : 0.03)); /* inputs never tie */
         else
             t->v[i] = (double)(float)wkt_uniform(lo, hi);
     }
@@ -125,26 +129,42 @@ void case_close(case_instance *t) {
 
 static void put(void *to, wk_dtype dtype, int64_t at, double v) {
     switch (dtype) {
-    case WK_F32: ((float *)to)[at] = (float)v; break;
-    case WK_F64: ((double *)to)[at] = v; break;
-    case WK_I64: ((int64_t *)to)[at] = (int64_t)v; break;
-    case WK_I32: ((int32_t *)to)[at] = (int32_t)v; break;
-    default: ((uint8_t *)to)[at] = (uint8_t)v; break;
+    case WK_F32:
+        ((float *)to)[at] = (float)v;
+        break;
+    case WK_F64:
+        ((double *)to)[at] = v;
+        break;
+    case WK_I64:
+        ((int64_t *)to)[at] = (int64_t)v;
+        break;
+    case WK_I32:
+        ((int32_t *)to)[at] = (int32_t)v;
+        break;
+    default:
+        ((uint8_t *)to)[at] = (uint8_t)v;
+        break;
     }
 }
 
 static double get(const void *from, wk_dtype dtype, int64_t at) {
     switch (dtype) {
-    case WK_F32: return (double)((const float *)from)[at];
-    case WK_F64: return ((const double *)from)[at];
-    case WK_I64: return (double)((const int64_t *)from)[at];
-    case WK_I32: return ((const int32_t *)from)[at];
-    default: return ((const uint8_t *)from)[at];
+    case WK_F32:
+        return (double)((const float *)from)[at];
+    case WK_F64:
+        return ((const double *)from)[at];
+    case WK_I64:
+        return (double)((const int64_t *)from)[at];
+    case WK_I32:
+        return ((const int32_t *)from)[at];
+    default:
+        return ((const uint8_t *)from)[at];
     }
 }
 
 /* A tensor in which d's element lies at `offset` + the sum of place * stride; what lies between must not be read. */
-static wki_tensor *upload(wk_ctx *c, const dten *d, int ndim, const int64_t *size, const int64_t *stride, int64_t offset) {
+static wki_tensor *upload(wk_ctx *c, const dten *d, int ndim, const int64_t *size, const int64_t *stride,
+                          int64_t offset) {
     int64_t n = 1;
     for (int i = 0; i < ndim; i++)
         n *= size[i];
@@ -213,10 +233,18 @@ wki_tensor *case_tensor(wk_ctx *c, const dten *d, case_layout layout, int dim) {
         step *= d->size[i];
     }
     switch (layout) {
-    case CASE_TRANSPOSED: t = transposed(c, d); break;
-    case CASE_OFFSET: t = inside(c, d); break;
-    case CASE_EXPANDED: t = expanded(c, d, dim); break;
-    default: t = upload(c, d, d->ndim, d->size, stride, 0); break;
+    case CASE_TRANSPOSED:
+        t = transposed(c, d);
+        break;
+    case CASE_OFFSET:
+        t = inside(c, d);
+        break;
+    case CASE_EXPANDED:
+        t = expanded(c, d, dim);
+        break;
+    default:
+        t = upload(c, d, d->ndim, d->size, stride, 0);
+        break;
     }
     CHECK_EQ_I(t->numel, d->n);
     return t;
@@ -296,16 +324,18 @@ void case_compare(const case_instance *t, int j, wki_tensor *tensor, double slac
     for (int d = 0; shape && d < got.ndim; d++)
         shape = got.size[d] == want->size[d];
     if (!shape)
-        FAIL("%s, %s (%s): output %d has another shape or dtype than the reference", t->k->name, how, layouts, j);
+        FAIL("%s, %s (%s): output %d has another shape or dtype than the reference", t->k->name, how, layouts,
+             j);
     for (int64_t i = 0; shape && i < got.n; i++) {
         bool same = wki_dtype_kind(got.dtype) == 'F'
-                        ? got.dtype == WK_F64 ? got.v[i] == want->v[i] || (isnan(got.v[i]) && isnan(want->v[i]))
-                                              : close_enough(t->k, got.v[i], want->v[i], want->mag[i], slack)
+                        ? got.dtype == WK_F64
+                              ? got.v[i] == want->v[i] || (isnan(got.v[i]) && isnan(want->v[i]))
+                              : close_enough(t->k, got.v[i], want->v[i], want->mag[i], slack)
                         : got.v[i] == want->v[i];
         if (same)
             continue;
-        FAIL("%s, %s (%s): output %d, element %lld is %.9g, not %.9g", t->k->name, how, layouts, j, (long long)i, got.v[i],
-             want->v[i]);
+        FAIL("%s, %s (%s): output %d, element %lld is %.9g, not %.9g", t->k->name, how, layouts, j,
+             (long long)i, got.v[i], want->v[i]);
         break;
     }
     case_free(&got);

@@ -4,16 +4,30 @@
 #include "harness.h"
 
 #define NDIM(...) (uint8_t)(sizeof((int64_t[]){0, ##__VA_ARGS__}) / sizeof(int64_t) - 1)
-#define V(...) {.how = CASE_VALUES, .dtype = WK_F32, .ndim = NDIM(__VA_ARGS__), .size = {__VA_ARGS__}}
+#define V(...)                                                                                               \
+    {                                                                                                        \
+        .how = CASE_VALUES, .dtype = WK_F32, .ndim = NDIM(__VA_ARGS__), .size = { __VA_ARGS__ }              \
+    }
 #define U(lo_, hi_, ...)                                                                                     \
-    {.how = CASE_VALUES, .dtype = WK_F32, .ndim = NDIM(__VA_ARGS__), .lo = lo_, .hi = hi_, .size = {__VA_ARGS__}}
-#define D(...) {.how = CASE_SPACED, .dtype = WK_F32, .ndim = NDIM(__VA_ARGS__), .size = {__VA_ARGS__}}
+    {                                                                                                        \
+        .how = CASE_VALUES, .dtype = WK_F32, .ndim = NDIM(__VA_ARGS__), .lo = lo_, .hi = hi_, .size = {      \
+            __VA_ARGS__                                                                                      \
+        }                                                                                                    \
+    }
+#define D(...)                                                                                               \
+    {                                                                                                        \
+        .how = CASE_SPACED, .dtype = WK_F32, .ndim = NDIM(__VA_ARGS__), .size = { __VA_ARGS__ }              \
+    }
 #define T(dtype_, lo_, hi_, ...)                                                                             \
-    {.how = CASE_INTS, .dtype = WK_##dtype_, .ndim = NDIM(__VA_ARGS__), .lo = lo_, .hi = hi_, .size = {__VA_ARGS__}}
+    {                                                                                                        \
+        .how = CASE_INTS, .dtype = WK_##dtype_, .ndim = NDIM(__VA_ARGS__), .lo = lo_, .hi = hi_, .size = {   \
+            __VA_ARGS__                                                                                      \
+        }                                                                                                    \
+    }
 #define RN(lo, hi, ...) T(F32, lo, hi, __VA_ARGS__)
 #define M(...) T(BOOL, 0, 1, __VA_ARGS__)
-#define N(count, ...) T(I64, 0, (count) - 1, __VA_ARGS__)
-#define W(count, ...) T(I32, 0, (count) - 1, __VA_ARGS__)
+#define N(count, ...) T(I64, 0, (count)-1, __VA_ARGS__)
+#define W(count, ...) T(I32, 0, (count)-1, __VA_ARGS__)
 #define L(...)                                                                                               \
     (const int64_t[]) { __VA_ARGS__ }
 #define F(v) ((double)(float)(v)) /* VALUE attributes reach loops as floats */
@@ -39,7 +53,7 @@
 /* The rows. */
 #define IN(...)                                                                                              \
     (const case_in[]) { __VA_ARGS__ }
-#define CASE(op_, suffix, flags_, in_, code, reference)                                                     \
+#define CASE(op_, suffix, flags_, in_, code, reference)                                                      \
     {.name = #op_ "/" #suffix,                                                                               \
      .op = WKI_OP_##op_,                                                                                     \
      .flags = (flags_),                                                                                      \
@@ -47,7 +61,7 @@
      .in = in_,                                                                                              \
      .call = call_##op_##_##suffix,                                                                          \
      .ref = ref_of_##op_##_##suffix},
-#define INPLACE(op_, suffix, writes_, in_, code, reference)                                                 \
+#define INPLACE(op_, suffix, writes_, in_, code, reference)                                                  \
     {.name = #op_ "/" #suffix,                                                                               \
      .op = WKI_OP_##op_,                                                                                     \
      .flags = CASE_NO_GRAD | (WKI_OP_##op_ == WKI_OP_adamw_ ? CASE_NO_LARGE : 0),                            \
@@ -57,7 +71,10 @@
      .call = call_##op_##_##suffix,                                                                          \
      .ref = ref_of_##op_##_##suffix},
 #define CREATE(op_, suffix, code, reference)                                                                 \
-    {.name = #op_ "/" #suffix, .op = WKI_OP_##op_, .call = call_##op_##_##suffix, .ref = ref_of_##op_##_##suffix},
+    {.name = #op_ "/" #suffix,                                                                               \
+     .op = WKI_OP_##op_,                                                                                     \
+     .call = call_##op_##_##suffix,                                                                          \
+     .ref = ref_of_##op_##_##suffix},
 const op_case op_cases[] = {
 #include "cases.def"
 };

@@ -25,8 +25,8 @@ static void call_row(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_te
         out[j] = wki_handle(y[j] ? y[j] : wki_poison(c));
 }
 
-static void check_against_reference(wk_ctx *c, const op_case *k, case_values values, const case_layout *layout, bool compiled,
-                                    double slack, const char *how) {
+static void check_against_reference(wk_ctx *c, const op_case *k, case_values values,
+                                    const case_layout *layout, bool compiled, double slack, const char *how) {
     case_instance t;
     wki_tensor *x[CASE_MAX_IN];
     wk_tensor *in[CASE_MAX_IN], *out[CASE_MAX_OUT] = {0};
@@ -75,7 +75,8 @@ static void check_layouts(wk_device d, bool compiled, double slack) {
         wk_ctx_free(c);
 }
 
-static void check_values(wk_device d, case_values values, uint8_t unless, bool compiled, double slack, const char *how) {
+static void check_values(wk_device d, case_values values, uint8_t unless, bool compiled, double slack,
+                         const char *how) {
     wk_ctx *c = case_context(d);
     case_layout layout[CASE_MAX_IN];
     for (int i = 0; c && i < op_case_count; i++) {
@@ -90,11 +91,17 @@ static void check_values(wk_device d, case_values values, uint8_t unless, bool c
 }
 
 TEST(cases, in_every_layout) { check_layouts(case_device(), false, 1); }
-TEST(cases, special_values) { check_values(case_device(), CASE_SPECIAL, CASE_NO_SPECIAL, false, 1, "special values"); }
-TEST(cases, large_values) { check_values(case_device(), CASE_LARGE, CASE_NO_LARGE, false, 1, "large values"); }
+TEST(cases, special_values) {
+    check_values(case_device(), CASE_SPECIAL, CASE_NO_SPECIAL, false, 1, "special values");
+}
+TEST(cases, large_values) {
+    check_values(case_device(), CASE_LARGE, CASE_NO_LARGE, false, 1, "large values");
+}
 
 /* A GPU's exp, log and the like may be off by a few units more, and its sums are made in other orders. */
 TEST(cuda_cases, in_every_layout) { check_layouts(WK_CUDA, false, 4); }
 TEST(cuda_cases, compiled_in_every_layout) { check_layouts(WK_CUDA, true, 4); }
-TEST(cuda_cases, special_values) { check_values(WK_CUDA, CASE_SPECIAL, CASE_NO_SPECIAL, false, 4, "special values"); }
+TEST(cuda_cases, special_values) {
+    check_values(WK_CUDA, CASE_SPECIAL, CASE_NO_SPECIAL, false, 4, "special values");
+}
 TEST(cuda_cases, large_values) { check_values(WK_CUDA, CASE_LARGE, CASE_NO_LARGE, true, 4, "large values"); }

@@ -62,8 +62,9 @@ static void compare(const case_program *p, const char *how, int j, wk_tensor *wa
     int64_t at = 0;
     dten x = case_read(a), y = case_read(b);
     if (x.n >= 0 && y.n >= 0 && !same_bits(&x, &y, &at))
-        FAIL("%s, %s: output %d of %d (%d are results): element %lld is %.9g eager, %.9g compiled", p->t->k->name, how, j,
-             case_program_nout(p), p->ny, (long long)at, x.n ? x.v[at] : 0, y.n ? y.v[at] : 0);
+        FAIL("%s, %s: output %d of %d (%d are results): element %lld is %.9g eager, %.9g compiled",
+             p->t->k->name, how, j, case_program_nout(p), p->ny, (long long)at, x.n ? x.v[at] : 0,
+             y.n ? y.v[at] : 0);
     case_free(&x);
     case_free(&y);
 }
@@ -76,7 +77,8 @@ typedef struct way {
 } way;
 
 /* One round: the same inputs eager and compiled. `f` is compiled for program p, whose instance is made anew. */
-static void run_round(wk_ctx *c, const op_case *k, case_program *p, const way *w, const case_layout *layout, wk_compiled *f) {
+static void run_round(wk_ctx *c, const op_case *k, case_program *p, const way *w, const case_layout *layout,
+                      wk_compiled *f) {
     wk_tensor *in[MAX_IN], *again[MAX_IN], *a[MAX_OUT] = {0}, *b[MAX_OUT] = {0};
     dten extra[MAX_IN] = {{0}};
     case_instance t;
@@ -131,7 +133,8 @@ static void check_all(const way *w) {
         const op_case *k = &op_cases[i];
         case_layout layout[CASE_MAX_IN];
         bool plain = wkt_below(2) == 0;
-        if ((wkt_quick() && case_numel(k) > 3000) || (w->values == CASE_SPECIAL && k->flags & CASE_NO_SPECIAL))
+        if ((wkt_quick() && case_numel(k) > 3000) ||
+            (w->values == CASE_SPECIAL && k->flags & CASE_NO_SPECIAL))
             continue;
         for (int j = 0; j < CASE_MAX_IN; j++)
             layout[j] = plain ? CASE_PLAIN : (case_layout)wkt_below(CASE_LAYOUTS);
@@ -143,9 +146,13 @@ static void check_all(const way *w) {
 TEST(cases_compiled, alone) { check_all(&(way){false, false, 0, CASE_NORMAL, "alone"}); }
 TEST(cases_compiled, special_values) { check_all(&(way){false, false, 0, CASE_SPECIAL, "special values"}); }
 TEST(cases_compiled, with_gradients) { check_all(&(way){false, false, 1, CASE_NORMAL, "with gradients"}); }
-TEST(cases_compiled, with_second_gradients) { check_all(&(way){false, false, 2, CASE_NORMAL, "with second gradients"}); }
+TEST(cases_compiled, with_second_gradients) {
+    check_all(&(way){false, false, 2, CASE_NORMAL, "with second gradients"});
+}
 TEST(cases_compiled, after_another_op) { check_all(&(way){true, false, 1, CASE_NORMAL, "after another op"}); }
-TEST(cases_compiled, before_another_op) { check_all(&(way){false, true, 1, CASE_NORMAL, "before another op"}); }
+TEST(cases_compiled, before_another_op) {
+    check_all(&(way){false, true, 1, CASE_NORMAL, "before another op"});
+}
 TEST(cases_compiled, between_two_ops) { check_all(&(way){true, true, 0, CASE_SPECIAL, "between two ops"}); }
 
 /* Shapes, plans and counts need no device: every row, with gradients, on the one that runs nothing. */

@@ -101,12 +101,14 @@ static dten along(const subject *s, int output) {
 }
 
 /* Within `eps` units of f32's precision of the largest element, or of 1. */
-static void compare(const subject *s, const char *what, int number, wk_tensor *tensor, dten want, double eps) {
+static void compare(const subject *s, const char *what, int number, wk_tensor *tensor, dten want,
+                    double eps) {
     wki_tensor *t = wki_slot(tensor);
     double scale = 1, worst = 0;
     int64_t at = 0;
     if (t->flags & WKI_F_POISON || t->numel != want.n) {
-        FAIL("%s: %s %d: %s", s->k->name, what, number, t->flags & WKI_F_POISON ? wk_message(t->ctx) : "wrong shape");
+        FAIL("%s: %s %d: %s", s->k->name, what, number,
+             t->flags & WKI_F_POISON ? wk_message(t->ctx) : "wrong shape");
         wk_error_take(t->ctx, NULL);
         case_free(&want);
         return;
@@ -121,7 +123,8 @@ static void compare(const subject *s, const char *what, int number, wk_tensor *t
         }
     }
     if (!(worst <= eps * CASE_EPS * scale))
-        FAIL("%s: %s %d: element %lld is %.9g, not %.9g", s->k->name, what, number, (long long)at, got.v[at], want.v[at]);
+        FAIL("%s: %s %d: element %lld is %.9g, not %.9g", s->k->name, what, number, (long long)at, got.v[at],
+             want.v[at]);
     case_free(&got);
     case_free(&want);
 }

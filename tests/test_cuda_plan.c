@@ -27,11 +27,11 @@ static bool no_device(char why[256]) {
     return none;
 }
 
-#define NEED_DEVICE                                                                                                       \
-    do {                                                                                                                  \
-        char why[256];                                                                                                    \
-        if (no_device(why))                                                                                               \
-            SKIP("%s", why);                                                                                              \
+#define NEED_DEVICE                                                                                          \
+    do {                                                                                                     \
+        char why[256];                                                                                       \
+        if (no_device(why))                                                                                  \
+            SKIP("%s", why);                                                                                 \
     } while (0)
 
 static wk_ctx *ctx_on(wk_device d) {
@@ -44,8 +44,8 @@ static wk_ctx *ctx_on(wk_device d) {
 
 /* The hand-written kernels compile, as a device would have them; without a device too. */
 TEST(cuda_plan, kernels_compile) {
-    static const char *const families[] = {wki_embed_k_copy_cuh, wki_embed_k_product_cuh, wki_embed_k_conv_cuh,
-                                           wki_embed_k_pool_cuh, wki_embed_k_index_cuh};
+    static const char *const families[] = {wki_embed_k_copy_cuh, wki_embed_k_product_cuh,
+                                           wki_embed_k_conv_cuh, wki_embed_k_pool_cuh, wki_embed_k_index_cuh};
     static const char *const archs[] = {"sm_80", "sm_90"};
     wki_nvrtc *rtc;
     wki_cu_error err = {0};
@@ -75,8 +75,9 @@ typedef struct graph {
         int64_t size[4];
         int64_t limit;
     } in[MAX_IN];
-    wk_fn fn;     /* self: double *, a VALUE that changes with the call */
-    double terms; /* of the longest sum a library takes: its rounding errors are a random walk of so many steps of eps times
+    wk_fn fn; /* self: double *, a VALUE that changes with the call */
+    double
+        terms; /* of the longest sum a library takes: its rounding errors are a random walk of so many steps of eps times
                      a partial sum of variance `terms`; 0: equal to the bit */
 } graph;
 
@@ -119,7 +120,8 @@ static double *read_all(wk_tensor *t, int64_t *n) {
 }
 
 /* `shift`: inputs are not where they were in the last call. */
-static void call(const graph *g, wk_ctx *c, wk_compiled *f, double *value, void *const *data, bool shift, results *r) {
+static void call(const graph *g, wk_ctx *c, wk_compiled *f, double *value, void *const *data, bool shift,
+                 results *r) {
     wk_tensor *in[MAX_IN], *out[MAX_OUT];
     wk_scope_begin(c);
     for (int i = 0; i < g->nin; i++) {
@@ -152,15 +154,16 @@ static void compare(const graph *g, const results *want, const results *got, int
             if (isfinite(want->v[i][k]) && fabs(want->v[i][k]) > scale)
                 scale = fabs(want->v[i][k]);
         for (int64_t k = 0; k < want->n[i]; k++) {
-            double a = want->v[i][k], b = got->v[i][k], d = a == b || (isnan(a) && isnan(b)) ? 0 : fabs(a - b);
+            double a = want->v[i][k], b = got->v[i][k],
+                   d = a == b || (isnan(a) && isnan(b)) ? 0 : fabs(a - b);
             if (!(d <= worst)) {
                 worst = d;
                 at = k;
             }
         }
         if (!(worst <= 4 * FLT_EPSILON * g->terms * scale)) {
-            FAIL("%s, round %d, %s: output %d differs at %lld: %.9g and %.9g", g->name, round, how, i, (long long)at,
-                 want->v[i][at], got->v[i][at]);
+            FAIL("%s, round %d, %s: output %d differs at %lld: %.9g and %.9g", g->name, round, how, i,
+                 (long long)at, want->v[i][at], got->v[i][at]);
             return;
         }
     }
@@ -207,10 +210,13 @@ static void check_graph(const graph *g) {
     api_end(eager);
 }
 
-#define FN(name) static void name(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout)
+#define FN(name)                                                                                             \
+    static void name(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout)
 #define USES(self_) (void)c, (void)nin, (void)nout, (void)self, (void)in
-#define F32(...) {WK_F32, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8), {__VA_ARGS__}, 0}
-#define I64(limit_, ...) {WK_I64, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8), {__VA_ARGS__}, limit_}
+#define F32(...)                                                                                             \
+    { WK_F32, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8), {__VA_ARGS__}, 0 }
+#define I64(limit_, ...)                                                                                     \
+    { WK_I64, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8), {__VA_ARGS__}, limit_ }
 #define DIMS(...) (int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / 8)
 
 static double value_of(void *self) { return *(double *)self; }
@@ -364,7 +370,8 @@ FN(pools) {
 
 FN(embeddings) {
     USES(self);
-    wk_tensor *y = wk_embedding(in[0], wk_transpose(in[1], 0, 1)), *z = wk_embedding(wk_slice(in[0], 1, 3, 300, 3), in[1]);
+    wk_tensor *y = wk_embedding(in[0], wk_transpose(in[1], 0, 1)),
+              *z = wk_embedding(wk_slice(in[0], 1, 3, 300, 3), in[1]);
     out[0] = wk_mul_scalar(y, value_of(self));
     out[1] = z;
     wk_backward(wk_add(wk_sum(wk_mul(y, y), NULL, 0, false), wk_sum(wk_mul(z, z), NULL, 0, false)));
@@ -378,7 +385,8 @@ TEST(cuda_plan, matrix_products) {
     check_graph(&(graph){"products", 2, 5, {F32(2, 3, 5, 8), F32(8, 8)}, products, 60});
     check_graph(&(graph){"large linear", 3, 4, {F32(2, 130, 260), F32(270, 260), F32(270)}, linears, 1000});
     check_graph(&(graph){"long linear", 3, 4, {F32(2, 5, 600), F32(20, 600), F32(20)}, linears, 1000});
-    check_graph(&(graph){"long strided linear", 3, 4, {F32(4, 10, 1215), F32(6, 1214), F32(12)}, strided_linear, 1000});
+    check_graph(&(graph){
+        "long strided linear", 3, 4, {F32(4, 10, 1215), F32(6, 1214), F32(12)}, strided_linear, 1000});
     check_graph(&(graph){"long products", 2, 5, {F32(2, 3, 5, 600), F32(600, 600)}, products, 2000});
     check_graph(&(graph){"heads", 1, 2, {F32(2, 17, 32)}, heads, 60});
 }
@@ -436,8 +444,8 @@ static wk_module *small_transformer(wk_ctx *c) { return model_transformer(c, 32)
 
 /* Losses of `steps` steps agree with the CPU's. Rounding differences grow with the steps, through Adam's division by small
    second moments most. */
-static void losses_agree(wk_module *(*model)(wk_ctx *), int ndim, const int64_t *size, int64_t vocab, int64_t targets,
-                         int64_t classes, int steps) {
+static void losses_agree(wk_module *(*model)(wk_ctx *), int ndim, const int64_t *size, int64_t vocab,
+                         int64_t targets, int64_t classes, int steps) {
     trained t[2];
     uint64_t seed = wkt_u64();
     start(&t[0], WK_CPU, model, seed);
@@ -457,7 +465,8 @@ static void losses_agree(wk_module *(*model)(wk_ctx *), int ndim, const int64_t 
         for (int k = 0; k < 2; k++) {
             wk_ctx *c = t[k].c;
             wk_scope_begin(c);
-            wk_tensor *in[2] = {vocab > 1 ? wk_from_data(c, WK_I64, ndim, size, ids) : wk_from_data(c, WK_F32, ndim, size, x),
+            wk_tensor *in[2] = {vocab > 1 ? wk_from_data(c, WK_I64, ndim, size, ids)
+                                          : wk_from_data(c, WK_F32, ndim, size, x),
                                 wk_from_data(c, WK_I64, 1, &targets, y)};
             loss[k] = wk_item(wk_call(t[k].step, in, 2));
             wk_scope_end(c);
@@ -696,7 +705,8 @@ TEST(cuda_plan, bad_indices_are_reported) {
     for (int i = 0; i < 10; i++) {
         int64_t idx[3] = {0, i == 2 || i == 5 ? (i == 2 ? 9 : -1) : 4, 2};
         wk_scope_begin(c);
-        wk_tensor *in[2] = {wk_requires_grad(wk_ones(c, WK_F32, SIZE(5, 3)), true), wk_from_data(c, WK_I64, 1, (int64_t[]){3}, idx)};
+        wk_tensor *in[2] = {wk_requires_grad(wk_ones(c, WK_F32, SIZE(5, 3)), true),
+                            wk_from_data(c, WK_I64, 1, (int64_t[]){3}, idx)};
         double sum = wk_item(wk_call(f, in, 2));
         if (i == 2 || i == 5) {
             CHECK(strstr(wk_message(c), "embedding") != NULL);
@@ -707,13 +717,15 @@ TEST(cuda_plan, bad_indices_are_reported) {
         wk_scope_end(c);
     }
     wk_tensor *logits = api_normal(c, SIZE(4, 6));
-    wk_tensor *loss = wk_cross_entropy(logits, wk_from_data(c, WK_I64, 1, (int64_t[]){4}, (int64_t[]){0, 6, 1, 2}));
+    wk_tensor *loss =
+        wk_cross_entropy(logits, wk_from_data(c, WK_I64, 1, (int64_t[]){4}, (int64_t[]){0, 6, 1, 2}));
     wk_item(loss);
     CHECK_ERROR(c, WK_INDEX);
     api_end(c);
 }
 
-static bool pair_infer(const wk_array *in, const double *attr, wk_array *out, int64_t (*size)[WK_MAX_DIMS], char err[256]) {
+static bool pair_infer(const wk_array *in, const double *attr, wk_array *out, int64_t (*size)[WK_MAX_DIMS],
+                       char err[256]) {
     (void)attr, (void)err;
     for (int i = 0; i < 2; i++) {
         out[i].dtype = WK_F32;
@@ -724,7 +736,8 @@ static bool pair_infer(const wk_array *in, const double *attr, wk_array *out, in
 }
 
 static const char pair_cuda[] =
-    "extern \"C\" __global__ void __launch_bounds__(256) pair(const float *a, const float *b, float *sum, float *product,\n"
+    "extern \"C\" __global__ void __launch_bounds__(256) pair(const float *a, const float *b, float *sum, "
+    "float *product,\n"
     "                                                         const float *attr, long long n) {\n"
     "    long long i = blockIdx.x * 256LL + threadIdx.x;\n"
     "    if (i < n) { sum[i] = a[i] + attr[0] * b[i]; product[i] = a[i] * b[i] + attr[1]; }\n"
@@ -798,7 +811,8 @@ static void *train_alone(void *arg) {
         x[i] = (float)(i % 13) / 13;
     for (int i = 0; i < 16; i++)
         y[i] = i % CLASSES;
-    wk_tensor *in[2] = {wk_from_data(t.c, WK_F32, SIZE(16, MLP_FEATURES), x), wk_from_data(t.c, WK_I64, SIZE(16), y)};
+    wk_tensor *in[2] = {wk_from_data(t.c, WK_F32, SIZE(16, MLP_FEATURES), x),
+                        wk_from_data(t.c, WK_I64, SIZE(16), y)};
     for (int i = 0; i < 10; i++) {
         wk_scope_begin(t.c);
         *loss = wk_item(wk_call(t.step, in, 2));

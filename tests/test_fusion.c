@@ -32,7 +32,8 @@ static void check_same(wk_fn fn, int nin, const int (*shape)[3], int nout) {
     api_end(c);
 }
 
-#define PROGRAM(name) static void name(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout)
+#define PROGRAM(name)                                                                                        \
+    static void name(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout)
 
 /* A value per row that is made before the op which gives the loop its rows. */
 PROGRAM(targets_made_inside) {
@@ -60,7 +61,9 @@ PROGRAM(one_column) {
     wk_tensor *y = wk_layer_norm(in[0], NULL, NULL, 1e-3);
     out[0] = wk_add_scalar(wk_reshape(y, SIZE(4)), 1);
 }
-TEST(fusion, elements_of_one_column_are_no_row_values) { check_same(one_column, 1, (const int[][3]){{2, 4, 1}}, 1); }
+TEST(fusion, elements_of_one_column_are_no_row_values) {
+    check_same(one_column, 1, (const int[][3]){{2, 4, 1}}, 1);
+}
 
 /* ---- in-place writes and reads ------------------------------------------------------------------------------------- */
 

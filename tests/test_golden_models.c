@@ -68,7 +68,8 @@ static void load_params(wk_module *m, const wkg_file *f) {
 static wk_module *golden_transformer(wk_ctx *c) { return model_transformer(c, 32); }
 
 /* 20 steps of AdamW with weight decay 0.01; every loss within `rel` of PyTorch's. */
-static void check_losses(const char *name, wk_module *(*model)(wk_ctx *), wk_device d, bool compiled, double rel) {
+static void check_losses(const char *name, wk_module *(*model)(wk_ctx *), wk_device d, bool compiled,
+                         double rel) {
     wk_ctx *c = context(d);
     if (!c)
         return;
@@ -102,21 +103,29 @@ TEST(golden_models, cnn_eager) { check_losses("cnn", model_cnn, WK_CPU, false, 1
 TEST(golden_models, cnn_compiled) { check_losses("cnn", model_cnn, WK_CPU, true, 1e-5); }
 TEST(golden_models, mlp_eager) { check_losses("mlp", model_mlp, WK_CPU, false, 1e-5); }
 TEST(golden_models, mlp_compiled) { check_losses("mlp", model_mlp, WK_CPU, true, 1e-5); }
-TEST(golden_models, transformer_eager) { check_losses("transformer", golden_transformer, WK_CPU, false, 1e-5); }
-TEST(golden_models, transformer_compiled) { check_losses("transformer", golden_transformer, WK_CPU, true, 1e-5); }
+TEST(golden_models, transformer_eager) {
+    check_losses("transformer", golden_transformer, WK_CPU, false, 1e-5);
+}
+TEST(golden_models, transformer_compiled) {
+    check_losses("transformer", golden_transformer, WK_CPU, true, 1e-5);
+}
 TEST(cuda_golden, cnn_eager) { check_losses("cnn", model_cnn, WK_CUDA, false, 1e-4); }
 TEST(cuda_golden, cnn_compiled) { check_losses("cnn", model_cnn, WK_CUDA, true, 1e-4); }
 TEST(cuda_golden, mlp_eager) { check_losses("mlp", model_mlp, WK_CUDA, false, 1e-4); }
 TEST(cuda_golden, mlp_compiled) { check_losses("mlp", model_mlp, WK_CUDA, true, 1e-4); }
-TEST(cuda_golden, transformer_eager) { check_losses("transformer", golden_transformer, WK_CUDA, false, 1e-4); }
-TEST(cuda_golden, transformer_compiled) { check_losses("transformer", golden_transformer, WK_CUDA, true, 1e-4); }
+TEST(cuda_golden, transformer_eager) {
+    check_losses("transformer", golden_transformer, WK_CUDA, false, 1e-4);
+}
+TEST(cuda_golden, transformer_compiled) {
+    check_losses("transformer", golden_transformer, WK_CUDA, true, 1e-4);
+}
 
 /* ---- single ops ----------------------------------------------------------------------------------------------------- */
 
 typedef struct op_case {
-    const char *name;      /* of the case: CASE/x, ... */
-    const char *in[3];     /* float inputs, each with a gradient d<name> */
-    int terms;             /* of the longest sum in forward or backward, for the tolerance */
+    const char *name;  /* of the case: CASE/x, ... */
+    const char *in[3]; /* float inputs, each with a gradient d<name> */
+    int terms;         /* of the longest sum in forward or backward, for the tolerance */
     wk_tensor *(*call)(const struct op_case *k, const wkg_file *f, wk_tensor *const *x);
 } op_case;
 
@@ -151,7 +160,8 @@ CALL(softmax, wk_softmax(x[0], (int)number(f, k->name, "dim")))
 CALL(cross_entropy, wk_cross_entropy(x[0], tensor(wk_ctx_of(x[0]), f, k->name, "target")))
 CALL(gelu, wk_gelu(x[0]))
 CALL(gelu_tanh, wk_gelu_tanh(x[0]))
-CALL(conv2d, wk_conv2d(x[0], x[1], x[2], (int64_t)number(f, k->name, "stride"), (int64_t)number(f, k->name, "pad")))
+CALL(conv2d,
+     wk_conv2d(x[0], x[1], x[2], (int64_t)number(f, k->name, "stride"), (int64_t)number(f, k->name, "pad")))
 CALL(max_pool2d_k2s2, wk_max_pool2d(x[0], 2))
 CALL(max_pool2d_k3s2, wk_max_pool2d_ex(x[0], 3, 2, 0))
 CALL(embedding, wk_embedding(x[0], tensor(wk_ctx_of(x[0]), f, k->name, "ids")))
@@ -183,7 +193,10 @@ static const op_case op_cases[] = {
 static void compare(const wkg_file *f, const char *name, const char *what, wk_tensor *got, double tol) {
     const wkg_tensor *t = part(f, name, what);
     if (!t || !got || wk_numel(got) != t->numel) {
-        FAIL("%s/%s: %s", name, what, !t ? "not in the file" : got ? "another number of elements" : "no result");
+        FAIL("%s/%s: %s", name, what,
+             !t    ? "not in the file"
+             : got ? "another number of elements"
+                   : "no result");
         return;
     }
     float *v = api_read(got);
@@ -206,7 +219,8 @@ typedef struct op_job {
 } op_job;
 
 /* inputs, then dy (absent for a number) -> y and the inputs' gradients. */
-static void op_and_gradients(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+static void op_and_gradients(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out,
+                             int nout) {
     (void)c;
     const op_job *job = self;
     int n = nout - 1;
@@ -332,7 +346,8 @@ TEST(golden_ops, all_cases_are_used) {
         size_t n = (size_t)(slash - name);
         for (size_t k = 0; k < sizeof op_cases / sizeof *op_cases; k++)
             used |= strlen(op_cases[k].name) == n && !strncmp(op_cases[k].name, name, n);
-        used |= !strncmp(name, "adamw/", 6) || !strncmp(name, "sgd_momentum/", 13) || !strncmp(name, "sgd_nesterov/", 13);
+        used |= !strncmp(name, "adamw/", 6) || !strncmp(name, "sgd_momentum/", 13) ||
+                !strncmp(name, "sgd_nesterov/", 13);
         if (!used)
             FAIL("golden case %.*s has no test", (int)n, name);
     }

@@ -35,10 +35,18 @@ void *rp_data(const rp_value *v, rp_random *r) {
         abort();
     for (int64_t i = 0; i < n; i++)
         switch ((wk_dtype)v->dtype) {
-        case WK_F32: ((float *)(void *)p)[i] = (float)rp_uniform(r, -1, 1); break;
-        case WK_I64: ((int64_t *)(void *)p)[i] = rp_below(r, 3); break;
-        case WK_I32: ((int32_t *)(void *)p)[i] = rp_below(r, 3); break;
-        default: p[i] = (char)rp_below(r, 2); break;
+        case WK_F32:
+            ((float *)(void *)p)[i] = (float)rp_uniform(r, -1, 1);
+            break;
+        case WK_I64:
+            ((int64_t *)(void *)p)[i] = rp_below(r, 3);
+            break;
+        case WK_I32:
+            ((int32_t *)(void *)p)[i] = rp_below(r, 3);
+            break;
+        default:
+            p[i] = (char)rp_below(r, 2);
+            break;
         }
     return p;
 }
@@ -82,13 +90,12 @@ static rp_value *new_value(maker *m, wk_dtype d, int storage) {
     return v;
 }
 
-static bool room(const maker *m) {
-    return m->p->nins < RP_MAX_INS - 8 && m->p->nvalues < RP_MAX_VALUES - 8;
-}
+static bool room(const maker *m) { return m->p->nins < RP_MAX_INS - 8 && m->p->nvalues < RP_MAX_VALUES - 8; }
 
 static int pick(maker *m, want ok) {
     for (int tries = 0; tries < 24; tries++) {
-        int n = m->p->nvalues, k = rp_below(&m->r, 3) ? n - 1 - rp_below(&m->r, n < 10 ? n : 10) : rp_below(&m->r, n);
+        int n = m->p->nvalues,
+            k = rp_below(&m->r, 3) ? n - 1 - rp_below(&m->r, n < 10 ? n : 10) : rp_below(&m->r, n);
         if (!m->p->value[k].dead && ok(m, &m->p->value[k]))
             return k;
     }
@@ -99,11 +106,14 @@ static bool is_f32(const maker *m, const rp_value *v) { return (void)m, v->dtype
 static bool is_mask(const maker *m, const rp_value *v) { return (void)m, v->dtype == WK_BOOL; }
 static bool is_any(const maker *m, const rp_value *v) { return (void)m, (void)v, true; }
 static bool has_dims(const maker *m, const rp_value *v) { return (void)m, v->dtype == WK_F32 && v->ndim > 0; }
-static bool is_matrix(const maker *m, const rp_value *v) { return (void)m, v->dtype == WK_F32 && v->ndim >= 2; }
+static bool is_matrix(const maker *m, const rp_value *v) {
+    return (void)m, v->dtype == WK_F32 && v->ndim >= 2;
+}
 static bool takes_grad(const maker *m, const rp_value *v) { return (void)m, v->dtype == WK_F32 && v->grad; }
 static bool is_planes(const maker *m, const rp_value *v) {
     (void)m;
-    return v->dtype == WK_F32 && v->ndim == 4 && numel(v) > 0 && numel(v) < 5000 && v->size[2] >= 2 && v->size[3] >= 3;
+    return v->dtype == WK_F32 && v->ndim == 4 && numel(v) > 0 && numel(v) < 5000 && v->size[2] >= 2 &&
+           v->size[3] >= 3;
 }
 static bool is_heads(const maker *m, const rp_value *v) {
     (void)m;
@@ -414,10 +424,18 @@ static void add_view(maker *m) {
     if (a < 0)
         return;
     switch (rp_below(&m->r, 4)) {
-    case 0: add_permute(m, a); break;
-    case 1: add_slice(m, a); break;
-    case 2: add_reshape(m, a); break;
-    default: add_expand(m, a); break;
+    case 0:
+        add_permute(m, a);
+        break;
+    case 1:
+        add_slice(m, a);
+        break;
+    case 2:
+        add_reshape(m, a);
+        break;
+    default:
+        add_expand(m, a);
+        break;
     }
 }
 
@@ -544,8 +562,8 @@ static void add_copy(maker *m) {
         if (src < 0)
             continue;
         const rp_value *v = &m->p->value[src];
-        if (v->dtype != d->dtype || v->storage == d->storage || v->grad || !broadcast(m, d, v, &s) || s.ndim != d->ndim ||
-            memcmp(s.size, d->size, (size_t)d->ndim * sizeof *d->size) != 0)
+        if (v->dtype != d->dtype || v->storage == d->storage || v->grad || !broadcast(m, d, v, &s) ||
+            s.ndim != d->ndim || memcmp(s.size, d->size, (size_t)d->ndim * sizeof *d->size) != 0)
             continue;
         emit(m, RP_COPY, dst, src, -1);
         return;
@@ -638,9 +656,10 @@ static void add_any(maker *m) {
         int weight;
         void (*add)(maker *);
     } ways[] = {
-        {20, add_unary}, {24, add_binary}, {6, add_mask},  {4, add_cast},   {5, add_copy_of}, {13, add_reduction},
-        {12, add_row},    {14, add_view},   {7, add_product}, {6, add_planes}, {6, add_lookup},  {4, add_random},
-        {5, add_copy},   {3, add_read},    {3, add_drop},  {2, begin_scope}, {4, add_grad},
+        {20, add_unary},     {24, add_binary}, {6, add_mask},  {4, add_cast},    {5, add_copy_of},
+        {13, add_reduction}, {12, add_row},    {14, add_view}, {7, add_product}, {6, add_planes},
+        {6, add_lookup},     {4, add_random},  {5, add_copy},  {3, add_read},    {3, add_drop},
+        {2, begin_scope},    {4, add_grad},
     };
     int total = 0, at;
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
@@ -699,11 +718,12 @@ bool rp_uses(const rp_ins *i, int value) {
 }
 
 static const char *const kind_names[RP_KINDS] = {
-    "unary",     "binary",  "compare",       "where",   "masked_fill", "not",      "cast",    "clone",  "detach",
-    "sum",       "max",     "mean",          "softmax", "log_softmax", "layer_norm", "causal", "permute", "slice",
-    "reshape",   "expand",  "matmul",        "linear",  "conv2d",      "max_pool2d", "embedding", "attention",
-    "cross_entropy", "rand", "dropout",      "full",    "const",       "copy_",    "read",    "branch", "drop",
-    "scope",     "end",     "grad",          "backward", "step",
+    "unary",      "binary", "compare",    "where",     "masked_fill", "not",           "cast",
+    "clone",      "detach", "sum",        "max",       "mean",        "softmax",       "log_softmax",
+    "layer_norm", "causal", "permute",    "slice",     "reshape",     "expand",        "matmul",
+    "linear",     "conv2d", "max_pool2d", "embedding", "attention",   "cross_entropy", "rand",
+    "dropout",    "full",   "const",      "copy_",     "read",        "branch",        "drop",
+    "scope",      "end",    "grad",       "backward",  "step",
 };
 
 char *rp_text(const rp_program *p) {
@@ -718,7 +738,8 @@ char *rp_text(const rp_program *p) {
     n += (size_t)snprintf(s + n, cap - n, "\n");
     for (int i = 0; i < p->nin + p->nstate; i++) {
         const rp_value *v = &p->value[i];
-        n += (size_t)snprintf(s + n, cap - n, "%%%d %s%s (", i, wk_dtype_name((wk_dtype)v->dtype), v->grad ? " grad" : "");
+        n += (size_t)snprintf(s + n, cap - n, "%%%d %s%s (", i, wk_dtype_name((wk_dtype)v->dtype),
+                              v->grad ? " grad" : "");
         for (int d = 0; d < v->ndim; d++)
             n += (size_t)snprintf(s + n, cap - n, "%d ", (int)v->size[d]);
         n += (size_t)snprintf(s + n, cap - n, ")\n");

@@ -128,9 +128,9 @@ static bool isolated(void) {
 
 typedef struct outcome {
     bool same;
-    int run;          /* that differed */
+    int run; /* that differed */
     char what[300];
-    double nans;      /* share of the log's floats */
+    double nans; /* share of the log's floats */
 } outcome;
 
 enum { RUNS = 3 };
@@ -157,8 +157,9 @@ static outcome check(const rp_program *p, bool strict) {
             for (int i = 0; i < 2; i++)
                 if (at / 4 * 4 + 4 <= w[i].log.n)
                     memcpy(&x[i], w[i].log.bytes + at / 4 * 4, 4);
-            snprintf(o.what, sizeof o.what, "eager and compiled differ in run %d at byte %zu of %zu (%zu): %.9g, %.9g", o.run,
-                     at, w[0].log.n, w[1].log.n, (double)x[0], (double)x[1]);
+            snprintf(o.what, sizeof o.what,
+                     "eager and compiled differ in run %d at byte %zu of %zu (%zu): %.9g, %.9g", o.run, at,
+                     w[0].log.n, w[1].log.n, (double)x[0], (double)x[1]);
         }
         if (o.same && p->optimizer) {
             uint64_t s[2], q[2];
@@ -166,8 +167,8 @@ static outcome check(const rp_program *p, bool strict) {
                 wk_rng_get(w[i].c, &s[i], &q[i]);
             o.same = s[0] == s[1] && q[0] == q[1];
             if (!o.same)
-                snprintf(o.what, sizeof o.what, "RNG sequences differ: %llu and %llu", (unsigned long long)q[0],
-                         (unsigned long long)q[1]);
+                snprintf(o.what, sizeof o.what, "RNG sequences differ: %llu and %llu",
+                         (unsigned long long)q[0], (unsigned long long)q[1]);
         }
     }
     for (size_t i = 0; i + 4 <= w[0].log.n; i += 4) {
@@ -200,7 +201,9 @@ static outcome check_apart(const rp_program *p, bool strict) {
     return o;
 }
 
-static outcome test(const rp_program *p, bool strict) { return isolated() ? check_apart(p, strict) : check(p, strict); }
+static outcome test(const rp_program *p, bool strict) {
+    return isolated() ? check_apart(p, strict) : check(p, strict);
+}
 
 static bool needed(const rp_program *p, const rp_ins *i) {
     int n = i->kind == RP_GRAD ? i->n : i->dst >= 0;
@@ -248,7 +251,8 @@ static double one_program(uint64_t seed, int length, bool big, bool strict) {
         shrink(&p, strict);
         outcome small = test(&p, strict);
         char *text = rp_text(&p);
-        FAIL("program %llu (length %d): %s\nshortened: %s\n%s", (unsigned long long)seed, length, o.what, small.what, text);
+        FAIL("program %llu (length %d): %s\nshortened: %s\n%s", (unsigned long long)seed, length, o.what,
+             small.what, text);
         free(text);
     }
     return o.nans;

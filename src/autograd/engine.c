@@ -10,7 +10,8 @@ typedef struct engine {
     wk_ctx *c;
     wki_node **heap; /* ready records, newest (largest seq) on top */
     size_t nheap, cap_heap;
-    wki_node **all;  /* every reached record, the roots' first; these hold references, and the roots all others */
+    wki_node *
+        *all; /* every reached record, the roots' first; these hold references, and the roots all others */
     size_t nall, cap_all, nroots;
     bool create_graph, retain;
     wki_tensor *const *inputs; /* with respect to these only, or NULL: all leaves */
@@ -76,7 +77,8 @@ static bool discover(engine *e) {
         if (n->consumed) {
             e->c->cur_op = n->op;
             e->c->caller = n->caller;
-            return wki_fail(e->c, WK_GRAD, "backward a second time through a graph that was freed (retain_graph keeps it)");
+            return wki_fail(e->c, WK_GRAD,
+                            "backward a second time through a graph that was freed (retain_graph keeps it)");
         }
         for (int j = 0; j < n->nin; j++) {
             wki_node *p = n->edge[j].fn;
@@ -191,7 +193,8 @@ static bool differentiate(engine *e, wki_node *n, wki_tensor **gin) {
         c->cur_op = n->op;
         return wki_fail(c, WK_GRAD, "%s has no gradient", n->op->name);
     }
-    for (int i = 0; i < n->nin; i++) { /* both arrays are set as far as the op reaches: this runs for every record */
+    for (int i = 0; i < n->nin;
+         i++) { /* both arrays are set as far as the op reaches: this runs for every record */
         gin[i] = NULL;
         need[i] = n->edge[i].fn || n->edge[i].leaf;
     }
@@ -251,7 +254,8 @@ static wki_tensor *root_gradient(engine *e, wki_tensor *root, wki_tensor *given)
     }
     if (root->numel != 1) {
         char a[128];
-        wki_fail(c, WK_GRAD, "backward from a tensor of shape %s: it must have one element, or a gradient must be given",
+        wki_fail(c, WK_GRAD,
+                 "backward from a tensor of shape %s: it must have one element, or a gradient must be given",
                  wki_shape_text(a, sizeof a, root->ndim, root->size));
         return NULL;
     }
@@ -274,7 +278,8 @@ static bool run(engine *e, wki_tensor *const *roots, int nroots, wki_tensor *con
         return false;
     for (int i = 0; i < nroots; i++) {
         wki_tensor *g = root_gradient(e, roots[i], grads ? grads[i] : NULL);
-        wki_edge to = {.fn = roots[i]->fn, .leaf = roots[i]->fn ? NULL : roots[i], .out_idx = roots[i]->out_idx};
+        wki_edge to = {
+            .fn = roots[i]->fn, .leaf = roots[i]->fn ? NULL : roots[i], .out_idx = roots[i]->out_idx};
         if (!g || !deliver(e, &to, g))
             return false;
     }
@@ -305,7 +310,8 @@ static void cleanup(engine *e, bool ok) {
     c->cap_bw_heap = e->cap_heap;
 }
 
-static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor *const *grads, wki_tensor **out) {
+static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor *const *grads,
+                     wki_tensor **out) {
     wk_ctx *c = e->c;
     bool mode = c->grad_mode;
     e->all = c->bw_all; /* the context keeps the lists, so a steady state allocates nothing */
@@ -321,8 +327,9 @@ static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor
     c->grad_mode = mode;
     for (int i = 0; i < e->ninputs; i++) {
         wki_tensor *r = e->result[i];
-        bool leaf = r && e->create_graph && (r->flags & WKI_F_REQ) && !r->fn; /* the caller's own tensor: no second leaf */
-        if (r && ok) /* a fresh handle in the caller's scope */
+        bool leaf = r && e->create_graph && (r->flags & WKI_F_REQ) &&
+                    !r->fn; /* the caller's own tensor: no second leaf */
+        if (r && ok)        /* a fresh handle in the caller's scope */
             out[i] = leaf ? r : e->create_graph ? wki_alias(c, r) : wki_detached(c, r);
         else
             out[i] = ok ? NULL : c->poison;
@@ -342,7 +349,9 @@ void wk_backward(wk_tensor *h) {
     backward(&e, &loss, 1, NULL, NULL);
 }
 
-void wk_backward_options_init(wk_backward_options *o) { *o = (wk_backward_options){.struct_size = sizeof *o}; }
+void wk_backward_options_init(wk_backward_options *o) {
+    *o = (wk_backward_options){.struct_size = sizeof *o};
+}
 
 void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_options *o) {
     const void *caller = __builtin_return_address(0);
@@ -376,7 +385,8 @@ void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_optio
         c->caller = caller;
         c->cur_op = NULL;
         wki_fail(c, WK_INVALID,
-                 "wk_backward_ex: 1 to %d roots and at most %d inputs with an `out`, all live handles of one context",
+                 "wk_backward_ex: 1 to %d roots and at most %d inputs with an `out`, all live handles of one "
+                 "context",
                  MAX_ROOTS, MAX_ROOTS);
     }
     if (!c || c->failed) {

@@ -8,18 +8,21 @@ static __attribute__((noinline)) bool note_writes(wk_ctx *c, const wki_call *k) 
     int n = wki_role_size(k->op, k->nin);
     for (int i = 0; c->grad_mode && i < k->nin; i++)
         if (k->in[i]->flags & WKI_F_REQ)
-            return wki_fail(c, WK_GRAD, wki_role_written(k->op, i / n)
-                                            ? "in-place write to input %d, which requires grad (turn grad mode off to update it)"
-                                            : "input %d requires grad, which an in-place write would lose (wk_detach it, or turn "
-                                              "grad mode off)",
-                            i);
+            return wki_fail(
+                c, WK_GRAD,
+                wki_role_written(k->op, i / n)
+                    ? "in-place write to input %d, which requires grad (turn grad mode off to update it)"
+                    : "input %d requires grad, which an in-place write would lose (wk_detach it, or turn "
+                      "grad mode off)",
+                i);
     for (int i = 0; i < k->nin; i++) {
         const wki_tensor *t = k->in[i];
         if (!wki_role_written(k->op, i / n))
             continue;
         for (int d = 0; d < t->ndim && t->numel && !(t->flags & WKI_F_PLAIN); d++)
             if (t->stride[d] == 0 && t->size[d] > 1)
-                return wki_fail(c, WK_INVALID, "in-place write to an expanded tensor: several elements share memory");
+                return wki_fail(c, WK_INVALID,
+                                "in-place write to an expanded tensor: several elements share memory");
     }
     for (int role = 0, i = 0; i < k->nin; role++, i += n)
         for (int j = i; wki_role_written(k->op, role) && j < i + n; j++)

@@ -13,10 +13,10 @@
 #include "ops/loop.h"
 
 typedef struct wki_view { /* one operand */
-    void *data;      /* address of its first element; CUDA with slot >= 0: byte offset to add to argument `slot` */
-    int32_t slot;    /* -1: `data` is the address */
+    void *data; /* address of its first element; CUDA with slot >= 0: byte offset to add to argument `slot` */
+    int32_t slot; /* -1: `data` is the address */
     uint8_t ndim, dtype;
-    bool plain;      /* contiguous row-major */
+    bool plain; /* contiguous row-major */
     int64_t numel;
     const int64_t *size, *stride; /* elements */
 } wki_view;
@@ -28,9 +28,9 @@ typedef struct wki_launch {
     const wki_view *in;  /* absent optional input: dtype WK_DTYPE_COUNT, data NULL */
     const wki_view *out; /* plain, freshly allocated, unless the op says otherwise */
     const int64_t *ia;   /* structural attribute words */
-    const double *va;    /* VALUE attributes (CPU); CUDA kernels read them from the argument block at va_slot */
+    const double *va; /* VALUE attributes (CPU); CUDA kernels read them from the argument block at va_slot */
     int32_t va_slot;
-    void *workspace;     /* 64-byte aligned, as many bytes as asked for */
+    void *workspace; /* 64-byte aligned, as many bytes as asked for */
 } wki_launch;
 
 enum {
@@ -44,7 +44,8 @@ typedef struct wki_kernel {
     const char *name;
     bool (*ok)(const wki_launch *l);
     size_t (*workspace)(const wki_launch *l);
-    bool (*run)(const wki_launch *l); /* CPU: computes; CUDA: enqueues on the context's stream. false after wki_fail */
+    bool (*run)(const wki_launch
+                    *l); /* CPU: computes; CUDA: enqueues on the context's stream. false after wki_fail */
 } wki_kernel;
 
 /* First row of an op, whose rows are adjacent; NULL when it has none. */

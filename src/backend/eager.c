@@ -40,8 +40,8 @@ static bool name_class(wk_ctx *c, const wki_loop_run *r) {
         }
         int64_t v = ((const int64_t *)o->data)[at];
         if (v < 0 || v >= classes)
-            return wki_fail(c, WK_INDEX, "target %lld at position %lld is out of range for %lld classes", (long long)v,
-                            (long long)n, (long long)classes);
+            return wki_fail(c, WK_INDEX, "target %lld at position %lld is out of range for %lld classes",
+                            (long long)v, (long long)n, (long long)classes);
     }
     return false;
 }
@@ -136,7 +136,8 @@ static bool run_kernel(wk_ctx *c, wki_call *k) {
         view_of(&in[i], k->in[i]);
     for (int i = 0; i < k->nout; i++)
         view_of(&out[i], k->out[i]);
-    wki_launch l = {.c = c, .op = k->op, .nin = k->nin, .nout = k->nout, .in = in, .out = out, .ia = k->ia, .va = k->va};
+    wki_launch l = {
+        .c = c, .op = k->op, .nin = k->nin, .nout = k->nout, .in = in, .out = out, .ia = k->ia, .va = k->va};
     if (k->op->flags & WKI_OP_USER)
         return wki_user_launch(&l);
     const wki_kernel *kern = wki_kernel_find(&l, WK_CPU);
@@ -158,9 +159,10 @@ static bool eager(wk_ctx *c, wki_call *k) {
         if (!t->st)
             return false;
     }
-    const wki_loop *loop = k->op->loop ? wki_op_loop(k->op, k->nin ? (wk_dtype)k->in[0]->dtype : WK_DTYPE_COUNT,
-                                                     k->nout ? (wk_dtype)k->out[0]->dtype : WK_DTYPE_COUNT)
-                                       : NULL;
+    const wki_loop *loop = k->op->loop
+                               ? wki_op_loop(k->op, k->nin ? (wk_dtype)k->in[0]->dtype : WK_DTYPE_COUNT,
+                                             k->nout ? (wk_dtype)k->out[0]->dtype : WK_DTYPE_COUNT)
+                               : NULL;
     return loop ? run_loop(c, k, loop) : run_kernel(c, k);
 }
 

@@ -102,7 +102,8 @@ domain wki_domain_join(const domain *a, const domain *b) {
 
 bool wki_map_ref(const domain *d, const domain *own, const wki_gnode *n, const wki_gref *f, int64_t *stride) {
     int64_t s[WKI_LOOP_MAX_DIMS];
-    if (!wki_map_operand(f->ndim, f->size, f->stride, own->ndim, own->size, own->red, n->op->klass == WKI_ROW, s))
+    if (!wki_map_operand(f->ndim, f->size, f->stride, own->ndim, own->size, own->red, n->op->klass == WKI_ROW,
+                         s))
         return false;
     bool dropped = own->ndim != d->ndim;
     for (int i = 0, j = 0; i < d->ndim; i++) {
@@ -127,12 +128,12 @@ typedef uint64_t group_set[WORDS];
 
 typedef struct fuser {
     const wki_graph *g;
-    int lo, hi;     /* the window: graph nodes lo..hi-1; groups are named by their first member minus lo */
-    int *writer;    /* buffer -> last node that wrote it, -1 */
-    int *producer;  /* buffer -> the node it is an output of, -1 */
-    int *dep, *dep0; /* direct dependences of node i: dep[dep0[i] .. dep0[i + 1]) */
+    int lo, hi;        /* the window: graph nodes lo..hi-1; groups are named by their first member minus lo */
+    int *writer;       /* buffer -> last node that wrote it, -1 */
+    int *producer;     /* buffer -> the node it is an output of, -1 */
+    int *dep, *dep0;   /* direct dependences of node i: dep[dep0[i] .. dep0[i + 1]) */
     int group[WINDOW]; /* node - lo -> group, -1: not reached yet, or dead */
-    int next[WINDOW], last[WINDOW]; /* members of a group, in program order where it matters not */
+    int next[WINDOW], last[WINDOW];  /* members of a group, in program order where it matters not */
     domain dom[WINDOW], own[WINDOW]; /* per group; per node */
     int cost_inst[WINDOW], cost_opnd[WINDOW];
     group_set anc[WINDOW]; /* per group: groups it depends on, transitively */
@@ -143,7 +144,9 @@ static void put(uint64_t *s, int i) { s[i >> 6] |= 1ull << (i & 63); }
 static void drop(uint64_t *s, int i) { s[i >> 6] &= ~(1ull << (i & 63)); }
 
 /* Group of a graph node, -1 when it is outside the window or not reached yet. */
-static int group_of(const fuser *f, int node) { return node < f->lo || node >= f->hi ? -1 : f->group[node - f->lo]; }
+static int group_of(const fuser *f, int node) {
+    return node < f->lo || node >= f->hi ? -1 : f->group[node - f->lo];
+}
 
 /* Direct dependences: read after write, write after read, write after write, per buffer root. */
 static bool dependences(wk_ctx *c, fuser *f) {
@@ -229,7 +232,8 @@ static void merge(fuser *f, int into, int from, const domain *d) {
         f->group[m] = into;
     f->next[f->last[into]] = from;
     f->last[into] = f->last[from];
-    for (int k = 0; k < f->hi - f->lo; k++) { /* whoever depended on either now depends on the union and on all it needs */
+    for (int k = 0; k < f->hi - f->lo;
+         k++) { /* whoever depended on either now depends on the union and on all it needs */
         uint64_t *ak = f->anc[k];
         if (f->group[k] != k || k == into || (!has(ak, into) && !has(ak, from)))
             continue;
@@ -263,8 +267,9 @@ static bool forwards(const fuser *f, const domain *d, int from, int to, int inpu
         const wki_gref *w = &g->ref[p->ref0 + p->nin + j];
         if (w->buf != r->buf)
             continue;
-        return r->off == 0 && r->dtype == w->dtype && w->dtype != WK_U8 && wki_map_ref(d, &f->own[from], p, w, a) &&
-               wki_map_ref(d, &f->own[to], n, r, b) && !memcmp(a, b, (size_t)d->ndim * 8) &&
+        return r->off == 0 && r->dtype == w->dtype && w->dtype != WK_U8 &&
+               wki_map_ref(d, &f->own[from], p, w, a) && wki_map_ref(d, &f->own[to], n, r, b) &&
+               !memcmp(a, b, (size_t)d->ndim * 8) &&
                (per_row(g, d, &f->own[from], p, p->nin + j) || !per_row(g, d, &f->own[to], n, input));
     }
     return false;
@@ -395,10 +400,13 @@ void wki_groups_free(wki_groups *gr) {
 bool wki_pass_fuse(wk_ctx *c, const wki_graph *g, wki_groups *out) {
     size_t n = (size_t)g->nnode, nb = (size_t)g->nbuf + 1;
     bool ok = false;
-    *out = (wki_groups){.first = wki_calloc(n + 2, sizeof *out->first), .node = wki_malloc((n + 1) * sizeof *out->node)};
+    *out = (wki_groups){.first = wki_calloc(n + 2, sizeof *out->first),
+                        .node = wki_malloc((n + 1) * sizeof *out->node)};
     fuser *f = wki_malloc(sizeof *f);
     if (f)
-        *f = (fuser){.g = g, .writer = wki_malloc(nb * sizeof *f->writer), .producer = wki_malloc(nb * sizeof *f->producer)};
+        *f = (fuser){.g = g,
+                     .writer = wki_malloc(nb * sizeof *f->writer),
+                     .producer = wki_malloc(nb * sizeof *f->producer)};
     if (!f || !f->writer || !f->producer || !out->first || !out->node) {
         wki_fail(c, WK_NOMEM, "no host memory for the fusion pass");
         goto end;

@@ -45,15 +45,16 @@ static void remember(splicer *x, const wki_gref *f, const int64_t *stride, int v
     if (x->nknown == (int)(sizeof x->table / sizeof *x->table))
         return;
     known *k = &x->table[x->nknown++];
-    *k = (known){.buf = f->buf, .off = f->off, .value = (int16_t)value, .level = (uint8_t)level, .dtype = f->dtype};
+    *k = (known){
+        .buf = f->buf, .off = f->off, .value = (int16_t)value, .level = (uint8_t)level, .dtype = f->dtype};
     memcpy(k->stride, stride, sizeof k->stride);
 }
 
 static int find(const splicer *x, const wki_gref *f, const int64_t *stride, int level) {
     for (int i = x->nknown - 1; i >= 0; i--) {
         const known *k = &x->table[i];
-        if (k->buf == f->buf && k->off == f->off && k->dtype == f->dtype && (level == WKI_ELEM || k->level == WKI_ROWV) &&
-            !memcmp(k->stride, stride, (size_t)x->d.ndim * 8))
+        if (k->buf == f->buf && k->off == f->off && k->dtype == f->dtype &&
+            (level == WKI_ELEM || k->level == WKI_ROWV) && !memcmp(k->stride, stride, (size_t)x->d.ndim * 8))
             return k->value;
     }
     return -1;
@@ -103,7 +104,8 @@ static bool splice_store(splicer *x, wki_inst in, const wki_gref *f, const int64
 static int splice_single(splicer *x, wki_inst in) {
     if (in.sub != WKI_R_SUM) /* the identity changes nothing */
         return in.a;
-    int zero = emit(x, (wki_inst){.code = WKI_L_CONST, .level = in.level, .type = in.type, .a = -1, .b = -1, .c = -1});
+    int zero = emit(
+        x, (wki_inst){.code = WKI_L_CONST, .level = in.level, .type = in.type, .a = -1, .b = -1, .c = -1});
     if (zero < 0)
         return -1;
     return emit(x, (wki_inst){.code = WKI_L_PRIM,
@@ -133,7 +135,8 @@ static bool splice(splicer *x, const wki_gnode *n) {
             const wki_gref *f = &x->g->ref[n->ref0 + at];
             int64_t stride[WK_MAX_DIMS] = {0};
             if (!wki_map_ref(&x->d, &own, n, f, stride))
-                return wki_fail(x->c, WK_INTERNAL, "lowering: operand %d of %s does not fit its domain", at, n->op->name);
+                return wki_fail(x->c, WK_INTERNAL, "lowering: operand %d of %s does not fit its domain", at,
+                                n->op->name);
             if (in.code == WKI_L_STORE) {
                 in.b = map[in.b];
                 if (!splice_store(x, in, f, stride))
@@ -148,7 +151,9 @@ static bool splice(splicer *x, const wki_gnode *n) {
                 in.b = in.b >= 0 ? map[in.b] : in.b;
                 in.c = in.c >= 0 ? map[in.c] : in.c;
                 break;
-            case WKI_L_REDUCE: in.a = map[in.a]; break;
+            case WKI_L_REDUCE:
+                in.a = map[in.a];
+                break;
             case WKI_L_CHECK:
                 in.a = map[in.a];
                 in.imm.i = n->op->id;
@@ -161,7 +166,8 @@ static bool splice(splicer *x, const wki_gnode *n) {
                 x->rng[x->nrng] = n->rng;
                 in.a = (int16_t)x->nrng++;
                 break;
-            default: break;
+            default:
+                break;
             }
             v = row && in.code == WKI_L_REDUCE ? splice_single(x, in) : emit(x, in);
         }
@@ -368,7 +374,13 @@ static bool lower_kernel(wk_ctx *c, wki_plan *p, const wki_gnode *n) {
     }
     if (s->kind == WKI_STEP_USER || p->g->dev == WK_NULL)
         return true;
-    wki_launch l = {.c = c, .op = n->op, .nin = n->nin, .nout = n->nout, .in = s->view, .out = s->view + n->nin, .ia = n->ia};
+    wki_launch l = {.c = c,
+                    .op = n->op,
+                    .nin = n->nin,
+                    .nout = n->nout,
+                    .in = s->view,
+                    .out = s->view + n->nin,
+                    .ia = n->ia};
     s->kernel = wki_kernel_find(&l, p->g->dev);
     if (!s->kernel) {
         c->cur_op = n->op;
@@ -433,7 +445,9 @@ bool wki_lower(wk_ctx *c, wki_plan *p, const wki_groups *gr) {
     p->nbuf = g->nbuf;
     for (int b = 0; ok && b < g->nbuf; b++) {
         const wki_gbuf *gb = &g->buf[b];
-        p->buf[b] = (wki_plan_buf){.kind = gb->external ? WKI_B_EXTERNAL : gb->live ? WKI_B_OUTPUT : WKI_B_GONE,
+        p->buf[b] = (wki_plan_buf){.kind = gb->external ? WKI_B_EXTERNAL
+                                           : gb->live   ? WKI_B_OUTPUT
+                                                        : WKI_B_GONE,
                                    .pinned = gb->pinned,
                                    .written = g->buf[gb->root].written,
                                    .bytes = gb->bytes};

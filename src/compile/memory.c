@@ -86,14 +86,19 @@ static int64_t place(life **todo, int m, life **busy, bool in_time) {
 
 bool wki_pass_memory(wk_ctx *c, wki_plan *p) {
     size_t n = (size_t)p->nbuf + 1;
-    life *l = wki_malloc(n * sizeof *l), **todo = wki_malloc(n * sizeof *todo), **busy = wki_malloc(n * sizeof *busy);
+    life *l = wki_malloc(n * sizeof *l), **todo = wki_malloc(n * sizeof *todo),
+         **busy = wki_malloc(n * sizeof *busy);
     bool ok = l && todo && busy;
     if (!ok) {
         wki_fail(c, WK_NOMEM, "no host memory for the memory plan");
         goto end;
     }
     for (int b = 0; b < p->nbuf; b++)
-        l[b] = (life){.buf = b, .first = -1, .last = -1, .size = (p->buf[b].bytes + ALIGN - 1) / ALIGN * ALIGN, .at = -1};
+        l[b] = (life){.buf = b,
+                      .first = -1,
+                      .last = -1,
+                      .size = (p->buf[b].bytes + ALIGN - 1) / ALIGN * ALIGN,
+                      .at = -1};
     for (int i = 0; i < p->nstep; i++) {
         const wki_step *s = &p->step[i];
         if (s->kind == WKI_STEP_LOOP) {

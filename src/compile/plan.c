@@ -115,13 +115,13 @@ static bool trace(const char *what) {
 }
 
 void wki_plan_print(const wki_plan *p) {
-    fprintf(stderr, "plan %016llx: %d steps, arena %lld bytes (bound %lld)\n", (unsigned long long)p->hash, p->nstep,
-            (long long)p->arena_bytes, (long long)p->lower_bound);
+    fprintf(stderr, "plan %016llx: %d steps, arena %lld bytes (bound %lld)\n", (unsigned long long)p->hash,
+            p->nstep, (long long)p->arena_bytes, (long long)p->lower_bound);
     for (int i = 0; i < p->nstep; i++) {
         const wki_step *s = &p->step[i];
         if (s->kind == WKI_STEP_LOOP)
-            fprintf(stderr, "%4d loop %-18s %3d instructions, %2d loads, %2d stores, %d dims, %d reduced%s\n", i,
-                    s->op->name, s->prog.ninst, s->prog.nload, s->prog.nstore, s->run->ndim, s->run->nred,
+            fprintf(stderr, "%4d loop %-18s %3d instructions, %2d loads, %2d stores, %d dims, %d reduced%s\n",
+                    i, s->op->name, s->prog.ninst, s->prog.nload, s->prog.nstore, s->run->ndim, s->run->nred,
                     s->run->col ? ", by column" : "");
         else
             fprintf(stderr, "%4d kernel %s (%s)\n", i, s->op->name, s->kernel ? s->kernel->name : "-");
@@ -163,7 +163,9 @@ static uint64_t *structure_key(const wki_graph *g, size_t *n) {
         cap *= 2;
     cap *= 4;
     uint64_t *key = wki_malloc(words * sizeof *key);
-    pattern p = {.value = wki_malloc(cap * sizeof *p.value), .slot = wki_calloc(cap, sizeof *p.slot), .mask = (uint32_t)cap - 1};
+    pattern p = {.value = wki_malloc(cap * sizeof *p.value),
+                 .slot = wki_calloc(cap, sizeof *p.slot),
+                 .mask = (uint32_t)cap - 1};
     if (!key || !p.value || !p.slot) {
         wki_free(key);
         key = NULL;
@@ -177,7 +179,8 @@ static uint64_t *structure_key(const wki_graph *g, size_t *n) {
         key[k++] = (uint64_t)(uint32_t)nd->rng;
         for (int j = 0; j < nd->nin + nd->nout; j++) {
             const wki_gref *f = &g->ref[nd->ref0 + j];
-            key[k++] = (uint64_t)(uint32_t)f->buf | (uint64_t)f->ndim << 32 | (uint64_t)f->dtype << 40 | (uint64_t)f->plain << 48;
+            key[k++] = (uint64_t)(uint32_t)f->buf | (uint64_t)f->ndim << 32 | (uint64_t)f->dtype << 40 |
+                       (uint64_t)f->plain << 48;
             if (f->buf < 0)
                 continue;
             key[k++] = classify(&p, f->off);
@@ -188,11 +191,13 @@ static uint64_t *structure_key(const wki_graph *g, size_t *n) {
             }
         }
         for (int j = 0; j < nd->nia; j++)
-            key[k++] = nd->ia[j] < 16 ? (uint64_t)nd->ia[j] : classify(&p, nd->ia[j]); /* dimensions stay themselves */
+            key[k++] = nd->ia[j] < 16 ? (uint64_t)nd->ia[j]
+                                      : classify(&p, nd->ia[j]); /* dimensions stay themselves */
     }
     for (int b = 0; b < g->nbuf; b++) {
         const wki_gbuf *gb = &g->buf[b];
-        key[k++] = gb->external | (uint64_t)gb->live << 1 | (uint64_t)gb->pinned << 2 | (uint64_t)(uint32_t)gb->root << 32;
+        key[k++] = gb->external | (uint64_t)gb->live << 1 | (uint64_t)gb->pinned << 2 |
+                   (uint64_t)(uint32_t)gb->root << 32;
     }
     *n = k;
 end:
@@ -301,7 +306,8 @@ fail:
 }
 
 static bool same_key(const wki_plan *p, const wki_recorder *r) {
-    return p->g->nkey == r->nkey && p->g->dev == (wk_device)r->dev && !memcmp(p->g->key, r->key, r->nkey * sizeof *r->key);
+    return p->g->nkey == r->nkey && p->g->dev == (wk_device)r->dev &&
+           !memcmp(p->g->key, r->key, r->nkey * sizeof *r->key);
 }
 
 /* The runtime's plan for the recorder's key, built when there is none. The caller gets a reference. */
@@ -452,7 +458,9 @@ static bool bind_buffers(wk_ctx *c, wki_recorder *r, const wki_plan *p) {
             continue;
         if (!rb->external && !wki_storage_realize(rb->st))
             return false;
-        r->ptr[b] = rb->st->data ? (char *)rb->st->data + (size_t)rb->off * wki_dtype_size((wk_dtype)rb->dtype) : NULL;
+        r->ptr[b] = rb->st->data
+                        ? (char *)rb->st->data + (size_t)rb->off * wki_dtype_size((wk_dtype)rb->dtype)
+                        : NULL;
     }
     return true;
 }

@@ -15,8 +15,8 @@
 
 typedef struct wki_groups { /* nodes of the graph in the order they run, in groups */
     int ngroup;
-    int *first;  /* ngroup + 1: group g is node[first[g] .. first[g+1]) */
-    int *node;   /* graph node numbers, program order within a group */
+    int *first; /* ngroup + 1: group g is node[first[g] .. first[g+1]) */
+    int *node;  /* graph node numbers, program order within a group */
 } wki_groups;
 
 typedef struct wki_domain {
@@ -32,7 +32,8 @@ wki_domain wki_domain_join(const wki_domain *a, const wki_domain *b);
 /* Has a node with domain `own` the row shape of `d`, rather than its full shape? */
 bool wki_domain_row(const wki_domain *d, const wki_domain *own);
 /* Strides of one operand of a node over the logical dimensions of the group's domain d; 0 along dimensions of size 1. */
-bool wki_map_ref(const wki_domain *d, const wki_domain *own, const wki_gnode *n, const wki_gref *f, int64_t *stride);
+bool wki_map_ref(const wki_domain *d, const wki_domain *own, const wki_gnode *n, const wki_gref *f,
+                 int64_t *stride);
 
 /* Marks nodes whose results nobody needs. */
 void wki_pass_dead(wki_graph *g);
@@ -58,14 +59,15 @@ typedef struct wki_step {
     /* LOOP */
     wki_loop prog;
     wki_inst *inst;
-    wki_loop_run *run; /* as many operands as the program has; their data, arg, rng_seq, seed, fault are filled per run */
-    wki_at *at;        /* per operand */
-    int32_t *va;      /* prog.narg places in the segment's VALUE list */
-    int32_t *rng;     /* prog.nrng relative sequence numbers */
+    wki_loop_run *
+        run; /* as many operands as the program has; their data, arg, rng_seq, seed, fault are filled per run */
+    wki_at *at;   /* per operand */
+    int32_t *va;  /* prog.narg places in the segment's VALUE list */
+    int32_t *rng; /* prog.nrng relative sequence numbers */
     /* KERNEL, USER */
     const wki_gnode *node;
     const wki_kernel *kernel;
-    wki_view *view;   /* inputs, then outputs; data is the byte offset, to be added to buffer view_buf[i] */
+    wki_view *view; /* inputs, then outputs; data is the byte offset, to be added to buffer view_buf[i] */
     int32_t *view_buf;
     int32_t workspace; /* buffer number of its workspace, or -1 */
 } wki_step;
@@ -100,8 +102,8 @@ void wki_plan_print(const wki_plan *p);
 /* ---- running ------------------------------------------------------------------------------------------------------- */
 
 typedef struct wki_plan_args {
-    void **buf;         /* per plan buffer: address of EXTERNAL and OUTPUT ones; the device fills the rest */
-    const double *val;  /* VALUE attributes */
+    void **buf;        /* per plan buffer: address of EXTERNAL and OUTPUT ones; the device fills the rest */
+    const double *val; /* VALUE attributes */
     uint64_t seed, rng_base;
 } wki_plan_args;
 

@@ -10,7 +10,8 @@ wki_tensor *wki_enter_failed(const wk_tensor *h, const void *caller) {
     wki_tensor *t = wki_slot(h);
     t->ctx->caller = caller;
     t->ctx->cur_op = NULL;
-    wki_fail(t->ctx, WK_HANDLE, "use of a tensor handle that was freed (generation %u, now %u)", wki_handle_gen(h), t->gen);
+    wki_fail(t->ctx, WK_HANDLE, "use of a tensor handle that was freed (generation %u, now %u)",
+             wki_handle_gen(h), t->gen);
     return NULL;
 }
 
@@ -63,8 +64,8 @@ static void view_numel(wki_tensor *t) {
 static inline void view_flags(wki_tensor *t, const wki_tensor *base) {
     if (!(t->flags & WKI_F_PLAIN))
         view_numel(t);
-    if ((base->flags & WKI_F_WHOLE) && (t->flags & WKI_F_PLAIN) && t->off == base->off && t->ndim == base->ndim &&
-        !memcmp(t->size, base->size, (size_t)t->ndim * 8))
+    if ((base->flags & WKI_F_WHOLE) && (t->flags & WKI_F_PLAIN) && t->off == base->off &&
+        t->ndim == base->ndim && !memcmp(t->size, base->size, (size_t)t->ndim * 8))
         t->flags |= WKI_F_WHOLE;
 }
 
@@ -76,19 +77,21 @@ static __attribute__((cold, noinline)) bool wrong_input(wk_ctx *c, const wki_cal
         const wki_tensor *t = k->in[i];
         if (!t) {
             if (op->nin >= 0 && !(op->optional >> i & 1))
-                return wki_fail(c, WK_INVALID, "argument `%s` is missing", op->in_names ? op->in_names[i] : "input");
+                return wki_fail(c, WK_INVALID, "argument `%s` is missing",
+                                op->in_names ? op->in_names[i] : "input");
             continue;
         }
         if (t->flags & WKI_F_POISON)
             return false;
         if (t->ctx != c)
-            return wki_fail(c, WK_HANDLE, "input %d belongs to another context (wk_share makes a handle here)", i);
+            return wki_fail(c, WK_HANDLE,
+                            "input %d belongs to another context (wk_share makes a handle here)", i);
         if (t->st->failed)
             return wki_fail(c, WK_STATE, "input %d is the result of a call that failed", i);
         first = first ? first : t;
         if (t->st->dev != first->st->dev)
-            return wki_fail(c, WK_DEVICE, "inputs are on %s and %s", wk_device_name((wk_device)first->st->dev),
-                            wk_device_name((wk_device)t->st->dev));
+            return wki_fail(c, WK_DEVICE, "inputs are on %s and %s",
+                            wk_device_name((wk_device)first->st->dev), wk_device_name((wk_device)t->st->dev));
     }
     return wki_fail(c, WK_INTERNAL, "inputs that fit were refused");
 }

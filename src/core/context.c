@@ -5,9 +5,7 @@
 
 #include "core/core.h"
 
-void wk_runtime_options_init(wk_runtime_options *o) {
-    *o = (wk_runtime_options){.struct_size = sizeof *o};
-}
+void wk_runtime_options_init(wk_runtime_options *o) { *o = (wk_runtime_options){.struct_size = sizeof *o}; }
 
 /* A plan is built under the lock, and looks up user ops as it goes. */
 static bool recursive_mutex(pthread_mutex_t *lock) {
@@ -275,7 +273,9 @@ void wk_rng_set(wk_ctx *c, uint64_t seed, uint64_t sequence) {
     c->rng_seq = sequence;
 }
 
-const char *wk_device_name(wk_device d) { return (unsigned)d < WK_DEVICE_COUNT ? wki_devices[d]->name : "unknown device"; }
+const char *wk_device_name(wk_device d) {
+    return (unsigned)d < WK_DEVICE_COUNT ? wki_devices[d]->name : "unknown device";
+}
 
 bool wk_device_available(wk_ctx *c, wk_device d, const char **why_not) {
     const char *why = "no such device";

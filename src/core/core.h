@@ -42,29 +42,31 @@ typedef struct wki_shared {
 } wki_shared;
 
 struct wki_storage {
-    int32_t refs;       /* slots of this context that use it (+1 per recording that captured it) */
-    uint32_t version;   /* bumped by every in-place write; views share it */
-    void *data;         /* NULL while pending or when bytes is 0 */
+    int32_t refs;     /* slots of this context that use it (+1 per recording that captured it) */
+    uint32_t version; /* bumped by every in-place write; views share it */
+    void *data;       /* NULL while pending or when bytes is 0 */
     size_t bytes;
     wki_shared *shared; /* NULL until wk_share */
     wk_ctx *ctx;
-    uint32_t rec_epoch; /* equals the recorder's epoch when this storage has a buffer in the current recording */
-    uint32_t rec_buf;   /* that buffer */
-    uint8_t dev;        /* wk_device */
-    uint8_t pending;    /* produced by the current recording; data comes at the flush */
-    uint8_t failed;     /* its recording was discarded: reading is an error */
-    uint8_t pinned;     /* long-lived (parameter, optimizer state): plans may bake its address */
+    uint32_t
+        rec_epoch; /* equals the recorder's epoch when this storage has a buffer in the current recording */
+    uint32_t rec_buf; /* that buffer */
+    uint8_t dev;      /* wk_device */
+    uint8_t pending;  /* produced by the current recording; data comes at the flush */
+    uint8_t failed;   /* its recording was discarded: reading is an error */
+    uint8_t pinned;   /* long-lived (parameter, optimizer state): plans may bake its address */
 };
 
 /* ---- tensor -------------------------------------------------------------------------------------------------------- */
 
 enum {
-    WKI_F_REQ = 1,      /* requires grad (leaf or result) */
-    WKI_F_PLAIN = 2,    /* contiguous row-major */
+    WKI_F_REQ = 1,   /* requires grad (leaf or result) */
+    WKI_F_PLAIN = 2, /* contiguous row-major */
     WKI_F_POISON = 4,
-    WKI_F_KEEP = 8,     /* wk_keep: promote at scope end */
-    WKI_F_WHOLE = 16,   /* PLAIN, offset 0, and shaped as its storage was when made: the recorder need not describe it */
-    WKI_F_LIVE = 32,    /* slot in use */
+    WKI_F_KEEP = 8, /* wk_keep: promote at scope end */
+    WKI_F_WHOLE =
+        16, /* PLAIN, offset 0, and shaped as its storage was when made: the recorder need not describe it */
+    WKI_F_LIVE = 32, /* slot in use */
 };
 
 struct wki_tensor {
@@ -89,29 +91,48 @@ static inline wk_tensor *wki_handle(const wki_tensor *t) {
 static inline wki_tensor *wki_slot(const wk_tensor *h) {
     return (wki_tensor *)((uintptr_t)h & (((uintptr_t)1 << WKI_ADDR_BITS) - 1));
 }
-static inline uint16_t wki_handle_gen(const wk_tensor *h) { return (uint16_t)((uintptr_t)h >> WKI_ADDR_BITS); }
+static inline uint16_t wki_handle_gen(const wk_tensor *h) {
+    return (uint16_t)((uintptr_t)h >> WKI_ADDR_BITS);
+}
 static inline bool wki_handle_ok(const wk_tensor *h) {
     return h && wki_slot(h)->gen == wki_handle_gen(h) && wki_slot(h)->user > 0;
 }
 
 /* ---- op table row (generated into gen/ops_gen.c from src/ops/ops.def; user ops make one at run time) ---------------- */
 
-typedef enum wki_class { WKI_EW, WKI_ROW, WKI_MOVE, WKI_CONTRACT, WKI_INDEX, WKI_RNG, WKI_CREATE, WKI_OPAQUE } wki_class;
+typedef enum wki_class {
+    WKI_EW,
+    WKI_ROW,
+    WKI_MOVE,
+    WKI_CONTRACT,
+    WKI_INDEX,
+    WKI_RNG,
+    WKI_CREATE,
+    WKI_OPAQUE
+} wki_class;
 
 enum {
-    WKI_OP_VIEW = 1,        /* outputs share input 0's storage; no kernel */
-    WKI_OP_INPLACE = 2,     /* writes the roles in `writes` and has no outputs */
+    WKI_OP_VIEW = 1,    /* outputs share input 0's storage; no kernel */
+    WKI_OP_INPLACE = 2, /* writes the roles in `writes` and has no outputs */
     WKI_OP_NONDET = 4,
-    WKI_OP_RNG = 8,         /* consumes one RNG sequence number */
-    WKI_OP_BROADCAST = 16,  /* elementwise broadcasting; VJP results are summed back to the input's shape by the engine */
-    WKI_OP_PROMOTE = 32,    /* inputs are cast to their common dtype */
-    WKI_OP_COMPOSITE = 64,  /* written in terms of other ops; never reaches an executor */
+    WKI_OP_RNG = 8, /* consumes one RNG sequence number */
+    WKI_OP_BROADCAST =
+        16, /* elementwise broadcasting; VJP results are summed back to the input's shape by the engine */
+    WKI_OP_PROMOTE = 32,   /* inputs are cast to their common dtype */
+    WKI_OP_COMPOSITE = 64, /* written in terms of other ops; never reaches an executor */
     WKI_OP_USER = 128,
-    WKI_OP_KEEP_META = 256, /* VJP needs the inputs' shapes: the record keeps them even when the input is not saved */
+    WKI_OP_KEEP_META =
+        256, /* VJP needs the inputs' shapes: the record keeps them even when the input is not saved */
     WKI_OP_COMMUTES = 512,
 };
 
-typedef enum wki_attr_type { WKI_ATTR_INT, WKI_ATTR_BOOL, WKI_ATTR_DTYPE, WKI_ATTR_LIST, WKI_ATTR_VALUE } wki_attr_type;
+typedef enum wki_attr_type {
+    WKI_ATTR_INT,
+    WKI_ATTR_BOOL,
+    WKI_ATTR_DTYPE,
+    WKI_ATTR_LIST,
+    WKI_ATTR_VALUE
+} wki_attr_type;
 /* Structural attributes are int64 words in declaration order; a LIST is its count followed by its items. VALUE attributes
    are doubles in declaration order, apart from the others, and never part of a plan's key. */
 typedef struct wki_attr {
@@ -136,8 +157,8 @@ struct wki_op {
     uint8_t klass; /* wki_class */
     uint8_t since;
     uint32_t flags;
-    int8_t nin, nout;           /* nin -1: variadic */
-    uint8_t roles;              /* variadic: its inputs are so many roles of equally many tensors, role after role */
+    int8_t nin, nout; /* nin -1: variadic */
+    uint8_t roles;    /* variadic: its inputs are so many roles of equally many tensors, role after role */
     uint8_t nattr;
     uint32_t optional;          /* bit i: input i may be absent */
     uint32_t writes;            /* bit i: input i (variadic: role i) is written in place */
@@ -149,14 +170,14 @@ struct wki_op {
        the view is contiguous, numel and PLAIN. Returns false after wki_fail. */
     bool (*infer)(wk_ctx *c, const wki_call *k);
     void (*vjp)(const wki_vjp_args *a);
-    uint8_t red;                 /* wki_red */
+    uint8_t red; /* wki_red */
     uint8_t nloop;
     /* Loop programs: EW, ROW, RNG, CREATE (ops/loop.h); NULL otherwise. wki_op_loop picks the one for the dtypes at hand. */
     const struct wki_loop *loop;
     const struct wki_loop_guard *guard; /* nloop of them; NULL: loop[0] serves all dtypes */
-    void *user;                  /* wk_op_desc of a user op */
+    void *user;                         /* wk_op_desc of a user op */
 };
-extern const wki_op wki_ops[];   /* indexed by id (gen/ops_gen.h has WKI_OP_<name> enum) */
+extern const wki_op wki_ops[]; /* indexed by id (gen/ops_gen.h has WKI_OP_<name> enum) */
 extern const int wki_op_count;
 
 /* ---- one op application -------------------------------------------------------------------------------------------- */
@@ -169,20 +190,23 @@ struct wki_call {
     const double *va;      /* VALUE attributes */
     wki_tensor **out;      /* filled by wki_apply; owned by the current scope */
     const void *caller;    /* return address in the user's program */
-    uint8_t dev;           /* wk_device, set by wki_apply: where the inputs are; the context's when there is none */
-    uint64_t rng_seq;      /* set by wki_apply for RNG ops */
+    uint8_t dev; /* wk_device, set by wki_apply: where the inputs are; the context's when there is none */
+    uint64_t rng_seq; /* set by wki_apply for RNG ops */
 };
 
 /* Tensors of one role, for an op with so many inputs; those of ordinary ops are roles of one. */
 static inline int wki_role_size(const wki_op *op, int nin) { return op->nin < 0 ? nin / op->roles : 1; }
-static inline bool wki_role_written(const wki_op *op, int role) { return role < 32 && (op->writes >> role & 1); }
+static inline bool wki_role_written(const wki_op *op, int role) {
+    return role < 32 && (op->writes >> role & 1);
+}
 
 /* Applies an op: checks, promotes dtypes, infers, goes down the executor stack. On failure returns false, the context's
    error is set and every out[i] is the poison tensor. Outputs belong to the current scope. */
 bool wki_apply(wk_ctx *c, wki_call *k);
 
 struct wki_executor {
-    bool (*apply)(wk_ctx *c, wki_call *k, const wki_executor *self); /* outputs are inferred but have no storage yet */
+    bool (*apply)(wk_ctx *c, wki_call *k,
+                  const wki_executor *self); /* outputs are inferred but have no storage yet */
     const wki_executor *next;
 };
 
@@ -206,22 +230,22 @@ typedef struct wki_meta { /* shape of an input (KEEP_META or BROADCAST), in plac
 
 struct wki_node {
     const wki_op *op;
-    wki_node *next;     /* free list / work list */
+    wki_node *next; /* free list / work list */
     int32_t refs;
     uint16_t nin, nout;
     uint16_t nia, nva;
-    uint8_t consumed;   /* backward went through it and freed what it saved */
+    uint8_t consumed; /* backward went through it and freed what it saved */
     uint16_t size_class;
-    uint32_t deps;      /* traversal: edges from reachable consumers still to come */
-    uint32_t epoch;     /* traversal */
-    uint64_t seq;       /* creation order in the context */
+    uint32_t deps;  /* traversal: edges from reachable consumers still to come */
+    uint32_t epoch; /* traversal */
+    uint64_t seq;   /* creation order in the context */
     uint64_t rng_seq;
     const void *caller;
-    wki_tensor **gacc;  /* nout: gradients that arrived during a backward; owned internal refs */
-    wki_edge *edge;     /* nin */
-    wki_saved *in;      /* nin */
-    wki_saved *out;     /* nout */
-    wki_meta *meta;     /* nin, or NULL */
+    wki_tensor **gacc; /* nout: gradients that arrived during a backward; owned internal refs */
+    wki_edge *edge;    /* nin */
+    wki_saved *in;     /* nin */
+    wki_saved *out;    /* nout */
+    wki_meta *meta;    /* nin, or NULL */
     int64_t *ia;
     double *va;
 };
@@ -254,12 +278,12 @@ typedef struct wki_undo { /* what a discarded recording restores */
 
 struct wk_ctx {
     wk_runtime *rt;
-    const wki_executor *exec;   /* top of the stack */
+    const wki_executor *exec; /* top of the stack */
     wk_status failed;
     bool grad_mode;
-    uint8_t dev;                /* default device of creation calls */
-    int call_depth;             /* wk_call nesting */
-    const void *caller;         /* innermost public entry's return address */
+    uint8_t dev;        /* default device of creation calls */
+    int call_depth;     /* wk_call nesting */
+    const void *caller; /* innermost public entry's return address */
     const wki_op *cur_op;
     uint64_t seed, rng_seq;
     uint64_t node_seq;
@@ -274,10 +298,11 @@ struct wk_ctx {
     uint32_t nmarks, cap_marks, scope_floor, lost_scopes;
     /* pools */
     wki_storage *free_storages;
-    wki_node *free_nodes[16];   /* by size class: core/node.c */
-    struct wki_chunk *chunks;   /* all pool memory, freed with the context */
+    wki_node *free_nodes[16]; /* by size class: core/node.c */
+    struct wki_chunk *chunks; /* all pool memory, freed with the context */
     wki_recorder *rec;
-    struct wki_plan_ctx *plans; /* compile/plan.c: plans this context used, with the device's state for them */
+    struct wki_plan_ctx
+        *plans; /* compile/plan.c: plans this context used, with the device's state for them */
     /* traversal */
     uint32_t epoch;
     wki_node *dying; /* records whose count fell to 0 while another was being freed */
@@ -293,17 +318,18 @@ struct wk_ctx {
     /* errors */
     wk_error err;
     const void *err_caller; /* of the sticky error, until its text is completed */
-    wk_error try_saved[8]; /* status and text outside each open probe */
+    wk_error try_saved[8];  /* status and text outside each open probe */
     int try_depth;
     wk_stats stats;
-    void *dev_state[WK_DEVICE_COUNT]; /* per (context, device): stream, arena, argument ring; made by the device's api */
+    void *dev_state
+        [WK_DEVICE_COUNT]; /* per (context, device): stream, arena, argument ring; made by the device's api */
 };
 
 /* ---- slots, storages, scopes (core/tensor.c) ------------------------------------------------------------------------ */
 
-wki_tensor *wki_tensor_new(wk_ctx *c);               /* user 1, owned by the current scope; NULL after wki_fail */
-void wki_tensor_user_down(wki_tensor *t);            /* user-- (and what follows) */
-void wki_tensor_settle(wki_tensor *t);               /* a count fell while `user` is 0: frees what nobody holds */
+wki_tensor *wki_tensor_new(wk_ctx *c);    /* user 1, owned by the current scope; NULL after wki_fail */
+void wki_tensor_user_down(wki_tensor *t); /* user-- (and what follows) */
+void wki_tensor_settle(wki_tensor *t);    /* a count fell while `user` is 0: frees what nobody holds */
 static inline void wki_tensor_user_up(wki_tensor *t) { t->user++; }
 static inline void wki_tensor_ref(wki_tensor *t) { t->refs++; }
 static inline void wki_tensor_unref(wki_tensor *t) {
@@ -311,7 +337,7 @@ static inline void wki_tensor_unref(wki_tensor *t) {
     if (t->user <= 0)
         wki_tensor_settle(t);
 }
-void wki_tensor_disown(wki_tensor *t);               /* takes it out of its scope without changing `user` */
+void wki_tensor_disown(wki_tensor *t); /* takes it out of its scope without changing `user` */
 static inline void wki_tensor_set_plain(wki_tensor *t) { /* strides, numel, PLAIN from size; offset 0 */
     int64_t n = 1;
     for (int i = t->ndim - 1; i >= 0; i--) {
@@ -321,23 +347,24 @@ static inline void wki_tensor_set_plain(wki_tensor *t) { /* strides, numel, PLAI
     t->numel = n;
     t->flags |= WKI_F_PLAIN;
 }
-wki_storage *wki_storage_new(wk_ctx *c, wk_device dev, size_t bytes, bool with_data); /* refs 1; NULL after wki_fail */
-void wki_storage_free(wki_storage *s);               /* its last reference is gone */
+wki_storage *wki_storage_new(wk_ctx *c, wk_device dev, size_t bytes,
+                             bool with_data); /* refs 1; NULL after wki_fail */
+void wki_storage_free(wki_storage *s);        /* its last reference is gone */
 static inline void wki_storage_unref(wki_storage *s) {
     if (--s->refs == 0)
         wki_storage_free(s);
 }
-bool wki_storage_realize(wki_storage *s);            /* gives a pending storage its memory */
+bool wki_storage_realize(wki_storage *s);                 /* gives a pending storage its memory */
 extern const uint8_t wki_dtype_bytes[WK_DTYPE_COUNT + 1]; /* the last, of "none", is 0 */
 extern const char wki_dtype_kinds[WK_DTYPE_COUNT + 1];    /* 'F', 'I', 'U' or 'B'; 0 */
 static inline size_t wki_dtype_size(wk_dtype d) { return wki_dtype_bytes[d]; }
 static inline int wki_dtype_kind(wk_dtype d) { return wki_dtype_kinds[d]; }
 static inline wki_tensor *wki_poison(wk_ctx *c) { return c->poison; }
-wki_tensor *wki_alias(wk_ctx *c, wki_tensor *t);     /* another handle on the same value, same graph */
-wki_tensor *wki_detached(wk_ctx *c, wki_tensor *t);  /* same storage, no graph */
+wki_tensor *wki_alias(wk_ctx *c, wki_tensor *t);    /* another handle on the same value, same graph */
+wki_tensor *wki_detached(wk_ctx *c, wki_tensor *t); /* same storage, no graph */
 void wki_drop_grad(wki_tensor *t);
-void *wki_pool_bytes(wk_ctx *c, size_t bytes);       /* lives as long as the context; NULL when out of memory */
-void wki_storage_bump(wki_storage *s);               /* an in-place write */
+void *wki_pool_bytes(wk_ctx *c, size_t bytes); /* lives as long as the context; NULL when out of memory */
+void wki_storage_bump(wki_storage *s);         /* an in-place write */
 static inline uint32_t wki_storage_version(const wki_storage *s) {
     return s->shared ? atomic_load_explicit(&s->shared->version, memory_order_relaxed) : s->version;
 }
@@ -345,36 +372,37 @@ wki_storage *wki_storage_share(wk_ctx *to, wki_storage *s);
 void wki_slots_free(wk_ctx *c);
 void wki_tensors_release_all(wk_ctx *c);
 void wki_scopes_free(wk_ctx *c);
-uint32_t wki_scope_floor(wk_ctx *c);                 /* a user function starts: it cannot end the caller's scopes */
+uint32_t wki_scope_floor(wk_ctx *c); /* a user function starts: it cannot end the caller's scopes */
 void wki_scope_floor_end(wk_ctx *c, uint32_t old);
-void wki_promote(wk_ctx *c, wki_tensor *t);          /* to the enclosing scope when the current one ends */
+void wki_promote(wk_ctx *c, wki_tensor *t); /* to the enclosing scope when the current one ends */
 
 /* ---- what higher rooms register (executors) and own ------------------------------------------------------------------ */
 
 extern const wki_executor wki_exec_autograd; /* autograd/ */
-extern const wki_executor wki_exec_base;     /* backend/eager.c: eager on the CPU, recorder while recording or elsewhere */
+extern const wki_executor
+    wki_exec_base; /* backend/eager.c: eager on the CPU, recorder while recording or elsewhere */
 void wki_runtime_lock(wk_runtime *rt);
 void wki_runtime_unlock(wk_runtime *rt);
-void wki_plan_cache_free(wk_runtime *rt);    /* compile/ */
+void wki_plan_cache_free(wk_runtime *rt); /* compile/ */
 void wki_plan_ctx_free(wk_ctx *c);
-void wki_user_op_free(wki_op *op);           /* ops/user.c */
+void wki_user_op_free(wki_op *op); /* ops/user.c */
 /* op, counts, attributes and caller are set, gradients cleared; the caller fills every edge, in, out and meta. */
 wki_node *wki_node_new(wk_ctx *c, const wki_call *k, int nmeta);
 void wki_node_drop_saved(wki_node *n);
-wki_recorder *wki_recorder_new(wk_ctx *c);   /* graph/record.c */
+wki_recorder *wki_recorder_new(wk_ctx *c); /* graph/record.c */
 void wki_recorder_free(wk_ctx *c);
 void wki_recorder_discard(wk_ctx *c);
-bool wki_record(wk_ctx *c, wki_call *k);     /* appends one op; outputs become pending */
+bool wki_record(wk_ctx *c, wki_call *k); /* appends one op; outputs become pending */
 
 /* ---- recorder (graph/record.c) -------------------------------------------------------------------------------------- */
 
-bool wki_flush(wk_ctx *c);                           /* runs what is pending; false after wki_fail */
-void wki_rec_forget(wk_ctx *c, wki_storage *s);      /* a pending storage died */
-void wki_rec_discard_failed(wk_ctx *c);              /* drops a recording in which an error happened */
+bool wki_flush(wk_ctx *c);                      /* runs what is pending; false after wki_fail */
+void wki_rec_forget(wk_ctx *c, wki_storage *s); /* a pending storage died */
+void wki_rec_discard_failed(wk_ctx *c);         /* drops a recording in which an error happened */
 bool wki_rec_captured(const wk_ctx *c, const wki_storage *s); /* does the current recording use it */
 bool wki_rec_writes(const wk_ctx *c, const wki_storage *s);   /* does it write it in place */
-bool wki_touch_read(wki_tensor *t);                  /* before the host reads: data is there; false after wki_fail */
-bool wki_touch_write(wki_tensor *t);                 /* before the host writes: nothing pending captured it */
+bool wki_touch_read(wki_tensor *t);  /* before the host reads: data is there; false after wki_fail */
+bool wki_touch_write(wki_tensor *t); /* before the host writes: nothing pending captured it */
 
 /* Public entry: checks handles, notes the caller. Returns NULL (and t's context, when it has one, failed) if not usable. */
 wki_tensor *wki_enter_failed(const wk_tensor *h, const void *caller);
@@ -392,7 +420,8 @@ static inline bool wki_owns(wk_ctx *c, const wki_tensor *t, const void *caller) 
         return true;
     c->caller = caller;
     c->cur_op = NULL;
-    return wki_fail(c, WK_HANDLE, "the function's result belongs to another context (wk_share makes a handle here)");
+    return wki_fail(c, WK_HANDLE,
+                    "the function's result belongs to another context (wk_share makes a handle here)");
 }
 
 /* objects that die with the context */
@@ -414,7 +443,8 @@ void wki_undo_rollback(wk_ctx *c);
 struct wki_device_api {
     const char *name;
     bool (*available)(wk_runtime *rt, const char **why);
-    void *(*alloc)(wk_ctx *c, size_t bytes, const char *tag); /* 64-byte aligned; NULL after wki_fail or when bytes is 0 */
+    void *(*alloc)(wk_ctx *c, size_t bytes,
+                   const char *tag); /* 64-byte aligned; NULL after wki_fail or when bytes is 0 */
     void (*free)(wk_ctx *c, void *p, size_t bytes);
     bool (*upload)(wk_ctx *c, void *dst, const void *src, size_t bytes);   /* src reusable on return */
     bool (*download)(wk_ctx *c, void *dst, const void *src, size_t bytes); /* waits */
@@ -431,9 +461,9 @@ struct wk_runtime {
     uint64_t seed;
     wki_isa isa;
     wki_pool *pool;
-    void *lock;                         /* pthread_mutex_t: guards what follows */
-    struct wki_plan_cache *plans;       /* compile/ */
-    void *dev_state[WK_DEVICE_COUNT];   /* per runtime and device */
+    void *lock;                       /* pthread_mutex_t: guards what follows */
+    struct wki_plan_cache *plans;     /* compile/ */
+    void *dev_state[WK_DEVICE_COUNT]; /* per runtime and device */
     wki_op **user_ops;
     int nuser_ops;
 };

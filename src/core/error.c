@@ -47,7 +47,9 @@ const char *wk_status_name(wk_status s) {
 const char *wk_status_text(wk_status s) {
     return (unsigned)s < WK_STATUS_COUNT ? statuses[s].text : "unknown status";
 }
-const char *wk_dtype_name(wk_dtype d) { return (unsigned)d < WK_DTYPE_COUNT ? dtypes[d].name : "unknown dtype"; }
+const char *wk_dtype_name(wk_dtype d) {
+    return (unsigned)d < WK_DTYPE_COUNT ? dtypes[d].name : "unknown dtype";
+}
 size_t wk_dtype_bits(wk_dtype d) { return (unsigned)d < WK_DTYPE_COUNT ? dtypes[d].bits : 0; }
 
 #define STR2(x) #x
@@ -127,8 +129,8 @@ bool wki_fail(wk_ctx *c, wk_status s, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    snprintf(c->err.message, sizeof c->err.message, "%s%s%s", c->cur_op ? c->cur_op->name : "", c->cur_op ? ": " : "",
-             text);
+    snprintf(c->err.message, sizeof c->err.message, "%s%s%s", c->cur_op ? c->cur_op->name : "",
+             c->cur_op ? ": " : "", text);
     c->err_caller = c->caller;
     return false;
 }

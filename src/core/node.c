@@ -34,7 +34,8 @@ static inline void *take(char **at, size_t bytes) {
 wki_node *wki_node_new(wk_ctx *c, const wki_call *k, int nmeta) {
     size_t nin = (size_t)k->nin, nout = (size_t)k->nout, nia = (size_t)k->nia, nva = (size_t)k->nva;
     size_t bytes = sizeof(wki_node) + nin * (sizeof(wki_edge) + sizeof(wki_saved)) +
-                   nout * (sizeof(wki_saved) + sizeof(wki_tensor *)) + (nia + nva) * 8 + (size_t)nmeta * sizeof(wki_meta);
+                   nout * (sizeof(wki_saved) + sizeof(wki_tensor *)) + (nia + nva) * 8 +
+                   (size_t)nmeta * sizeof(wki_meta);
     size_t cls = (bytes - 1) / CLASS_STEP;
     wki_node *n;
     if (cls >= CLASSES) {
@@ -137,13 +138,16 @@ void wki_node_free(wk_ctx *c, wki_node *n) {
 static wki_tensor *unpack(wk_ctx *c, const wki_node *n, const wki_saved *s, const char *what, int i) {
     if (!s->t) {
         c->cur_op = n->op;
-        wki_fail(c, WK_GRAD, "%s %d was freed: backward went through this graph already (retain_graph keeps it)", what, i);
+        wki_fail(c, WK_GRAD,
+                 "%s %d was freed: backward went through this graph already (retain_graph keeps it)", what,
+                 i);
         return wki_poison(c);
     }
     if (s->t->st && wki_storage_version(s->t->st) != s->version) {
         c->cur_op = n->op;
         c->caller = n->caller;
-        wki_fail(c, WK_VERSION, "%s %d, needed for the gradient, was modified in place (version %u, saved at %u)", what, i,
+        wki_fail(c, WK_VERSION,
+                 "%s %d, needed for the gradient, was modified in place (version %u, saved at %u)", what, i,
                  wki_storage_version(s->t->st), s->version);
         return wki_poison(c);
     }

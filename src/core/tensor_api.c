@@ -132,9 +132,9 @@ wk_tensor *wk_scalar(wk_ctx *c, double value) {
 
 wk_ctx *wk_ctx_of(wk_tensor *h) { return wki_handle_ok(h) ? wki_slot(h)->ctx : NULL; }
 
-#define ASK(h, dead)                                                                                                       \
-    wki_tensor *t = wki_enter(h, __builtin_return_address(0));                                                             \
-    if (!t)                                                                                                                \
+#define ASK(h, dead)                                                                                         \
+    wki_tensor *t = wki_enter(h, __builtin_return_address(0));                                               \
+    if (!t)                                                                                                  \
     return dead
 
 static bool dim_ok(wki_tensor *t, int *dim, const char *what) {
@@ -193,9 +193,11 @@ wk_tensor *wk_requires_grad(wk_tensor *h, bool on) {
         return h;
     c->cur_op = NULL;
     if (t->fn) {
-        wki_fail(c, WK_GRAD, "wk_requires_grad: only leaves can be changed; this is a result of `%s`", t->fn->op->name);
+        wki_fail(c, WK_GRAD, "wk_requires_grad: only leaves can be changed; this is a result of `%s`",
+                 t->fn->op->name);
     } else if (on && t->dtype != WK_F32) {
-        wki_fail(c, WK_DTYPE, "wk_requires_grad: dtype %s has no gradients", wk_dtype_name((wk_dtype)t->dtype));
+        wki_fail(c, WK_DTYPE, "wk_requires_grad: dtype %s has no gradients",
+                 wk_dtype_name((wk_dtype)t->dtype));
     } else if (on) {
         t->flags |= WKI_F_REQ;
     } else {
@@ -364,7 +366,8 @@ bool wk_write(wk_tensor *h, const void *src, size_t bytes) {
     if (!(t->flags & WKI_F_PLAIN))
         return wki_fail(c, WK_INVALID, "wk_write: the tensor is not contiguous");
     wki_storage_bump(t->st);
-    return !want || wki_devices[t->st->dev]->upload(c, (char *)t->st->data + (size_t)t->off * each, src, bytes);
+    return !want ||
+           wki_devices[t->st->dev]->upload(c, (char *)t->st->data + (size_t)t->off * each, src, bytes);
 }
 
 void *wk_data(wk_tensor *h, bool writable) {
@@ -374,7 +377,8 @@ void *wk_data(wk_tensor *h, bool writable) {
     if (writable ? c->failed || !wki_touch_write(t) : !wki_touch_read(t))
         return NULL;
     if (t->st->dev != WK_CPU) {
-        wki_fail(c, WK_DEVICE, "wk_data: the tensor is on %s (wk_read copies it)", wk_device_name((wk_device)t->st->dev));
+        wki_fail(c, WK_DEVICE, "wk_data: the tensor is on %s (wk_read copies it)",
+                 wk_device_name((wk_device)t->st->dev));
         return NULL;
     }
     if (writable)
@@ -403,11 +407,16 @@ double wk_item(wk_tensor *h) {
     if (!read_one(t, &v))
         return NAN;
     switch ((wk_dtype)t->dtype) {
-    case WK_F32: return (double)v.f;
-    case WK_F64: return v.d;
-    case WK_I64: return (double)v.i;
-    case WK_I32: return v.w;
-    default: return v.b;
+    case WK_F32:
+        return (double)v.f;
+    case WK_F64:
+        return v.d;
+    case WK_I64:
+        return (double)v.i;
+    case WK_I32:
+        return v.w;
+    default:
+        return v.b;
     }
 }
 
@@ -419,10 +428,14 @@ int64_t wk_item_i64(wk_tensor *h) {
     double d = t->dtype == WK_F32 ? (double)v.f : v.d;
     switch ((wk_dtype)t->dtype) {
     case WK_F32:
-    case WK_F64: return d >= -0x1p63 && d < 0x1p63 ? (int64_t)d : 0;
-    case WK_I64: return v.i;
-    case WK_I32: return v.w;
-    default: return v.b;
+    case WK_F64:
+        return d >= -0x1p63 && d < 0x1p63 ? (int64_t)d : 0;
+    case WK_I64:
+        return v.i;
+    case WK_I32:
+        return v.w;
+    default:
+        return v.b;
     }
 }
 

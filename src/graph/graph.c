@@ -160,16 +160,20 @@ bool wki_graph_verify(wk_ctx *c, const wki_graph *g) {
             if (f->buf < 0)
                 continue;
             if (f->buf >= g->nbuf)
-                return wki_fail(c, WK_INTERNAL, "graph: op %d (%s) refers to buffer %d of %d", i, n->op->name, f->buf, g->nbuf);
+                return wki_fail(c, WK_INTERNAL, "graph: op %d (%s) refers to buffer %d of %d", i, n->op->name,
+                                f->buf, g->nbuf);
             if (j >= n->nin)
                 made = f->buf;
             else if (!g->buf[f->buf].external && f->buf > made)
-                return wki_fail(c, WK_INTERNAL, "graph: op %d (%s) reads buffer %d before it is made", i, n->op->name, f->buf);
+                return wki_fail(c, WK_INTERNAL, "graph: op %d (%s) reads buffer %d before it is made", i,
+                                n->op->name, f->buf);
             int64_t lo = f->off, hi = f->off;
             for (int d = 0; d < f->ndim; d++)
                 *(f->stride[d] < 0 ? &lo : &hi) += (f->size[d] - 1) * f->stride[d];
-            if (f->numel && (lo < 0 || (hi + 1) * (int64_t)wki_dtype_size((wk_dtype)f->dtype) > g->buf[f->buf].bytes))
-                return wki_fail(c, WK_INTERNAL, "graph: op %d (%s) reaches outside buffer %d", i, n->op->name, f->buf);
+            if (f->numel &&
+                (lo < 0 || (hi + 1) * (int64_t)wki_dtype_size((wk_dtype)f->dtype) > g->buf[f->buf].bytes))
+                return wki_fail(c, WK_INTERNAL, "graph: op %d (%s) reaches outside buffer %d", i, n->op->name,
+                                f->buf);
         }
     }
     return true;
@@ -184,8 +188,8 @@ void wki_graph_print(const wki_graph *g) {
         for (int j = 0; j < n->nout; j++) {
             const wki_gref *f = &g->ref[n->ref0 + n->nin + j];
             char text[128];
-            fprintf(stderr, "%%%d%s:%s%s ", f->buf, g->buf[f->buf].live ? "!" : "", wk_dtype_name((wk_dtype)f->dtype),
-                    wki_shape_text(text, sizeof text, f->ndim, f->size));
+            fprintf(stderr, "%%%d%s:%s%s ", f->buf, g->buf[f->buf].live ? "!" : "",
+                    wk_dtype_name((wk_dtype)f->dtype), wki_shape_text(text, sizeof text, f->ndim, f->size));
         }
         fprintf(stderr, "= %s(", n->op->name);
         for (int j = 0; j < n->nin; j++) {
@@ -193,7 +197,8 @@ void wki_graph_print(const wki_graph *g) {
             if (f->buf < 0)
                 fprintf(stderr, "%s-", j ? ", " : "");
             else
-                fprintf(stderr, "%s%s%d%s", j ? ", " : "", g->buf[f->buf].external ? "@" : "%", f->buf, f->plain ? "" : "~");
+                fprintf(stderr, "%s%s%d%s", j ? ", " : "", g->buf[f->buf].external ? "@" : "%", f->buf,
+                        f->plain ? "" : "~");
         }
         fprintf(stderr, ")\n");
     }

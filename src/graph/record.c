@@ -86,7 +86,8 @@ static bool grow(wk_ctx *c, void **p, size_t *cap, size_t need, size_t each) {
     return true;
 }
 
-static __attribute__((noinline)) bool grow_all(wk_ctx *c, wki_recorder *r, size_t key, size_t meta, size_t nbuf, size_t nval) {
+static __attribute__((noinline)) bool grow_all(wk_ctx *c, wki_recorder *r, size_t key, size_t meta,
+                                               size_t nbuf, size_t nval) {
     return (key <= r->cap_key || grow(c, (void **)&r->key, &r->cap_key, key, sizeof *r->key)) &&
            (meta <= r->cap_meta || grow(c, (void **)&r->meta, &r->cap_meta, meta, sizeof *r->meta)) &&
            (nbuf <= r->cap_buf || grow(c, (void **)&r->buf, &r->cap_buf, nbuf, sizeof *r->buf)) &&
@@ -98,7 +99,8 @@ enum { REF_WORDS = 3 + 2 * WK_MAX_DIMS, META_WORDS = 1 + WK_MAX_DIMS };
 
 /* Room for one more op of this size, so that the appends below need no checks. */
 static inline bool reserve(wk_ctx *c, wki_recorder *r, const wki_call *k) {
-    size_t key = r->nkey + 2 + (size_t)k->nin * REF_WORDS + (size_t)k->nia, meta = r->nmeta + (size_t)k->nout * META_WORDS;
+    size_t key = r->nkey + 2 + (size_t)k->nin * REF_WORDS + (size_t)k->nia,
+           meta = r->nmeta + (size_t)k->nout * META_WORDS;
     size_t nbuf = r->nbuf + (size_t)k->nin + (size_t)k->nout, nval = r->nval + (size_t)k->nva;
     bool fits = (key <= r->cap_key) & (meta <= r->cap_meta) & (nbuf <= r->cap_buf) & (nval <= r->cap_val);
     return __builtin_expect(fits, 1) || grow_all(c, r, key, meta, nbuf, nval);
@@ -116,7 +118,9 @@ static inline uint64_t *put_shape(uint64_t *w, const wki_tensor *t, int64_t off)
     return t->flags & WKI_F_PLAIN ? w : put_dims(w, t->stride, t->ndim);
 }
 
-static inline uint64_t kind_of(const wki_tensor *t) { return t->flags & WKI_F_PLAIN ? WKI_REF_PLAIN : WKI_REF_STRIDED; }
+static inline uint64_t kind_of(const wki_tensor *t) {
+    return t->flags & WKI_F_PLAIN ? WKI_REF_PLAIN : WKI_REF_STRIDED;
+}
 
 /* The storage's buffer that starts where t does, or the last one that does not. */
 static uint32_t find_external(const wki_recorder *r, const wki_storage *s, const wki_tensor *t) {
@@ -185,7 +189,8 @@ static inline bool prepare(wk_ctx *c, wki_recorder *r, wki_call *k) {
         return false;
     for (int i = 0; i < k->nout; i++) {
         wki_tensor *t = k->out[i];
-        t->st = wki_storage_new(c, (wk_device)k->dev, (size_t)t->numel * wki_dtype_size((wk_dtype)t->dtype), false);
+        t->st = wki_storage_new(c, (wk_device)k->dev, (size_t)t->numel * wki_dtype_size((wk_dtype)t->dtype),
+                                false);
         if (!t->st)
             return false;
     }
@@ -227,7 +232,8 @@ bool wki_record(wk_ctx *c, wki_call *k) {
     if (!prepare(c, r, k))
         return false;
     uint64_t *w = r->key + r->nkey;
-    *w++ = op->id | (uint64_t)k->nin << 16 | (uint64_t)k->nout << 32 | (uint64_t)k->nia << 40 | (uint64_t)k->nva << 56;
+    *w++ = op->id | (uint64_t)k->nin << 16 | (uint64_t)k->nout << 32 | (uint64_t)k->nia << 40 |
+           (uint64_t)k->nva << 56;
     for (int i = 0; i < k->nin; i++) {
         if (!k->in[i]) {
             *w++ = WKI_REF_ABSENT;

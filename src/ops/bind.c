@@ -14,8 +14,8 @@ int wki_store_role(const wki_op *op, int j) {
     return -1;
 }
 
-bool wki_map_operand(int ndim, const int64_t *size, const int64_t *stride, int nd, const int64_t *dom, uint32_t red,
-                     bool row_class, int64_t *out) {
+bool wki_map_operand(int ndim, const int64_t *size, const int64_t *stride, int nd, const int64_t *dom,
+                     uint32_t red, bool row_class, int64_t *out) {
     if (row_class && ndim != nd) {
         int nred = __builtin_popcount(red);
         if (ndim != nd - nred)
@@ -56,7 +56,8 @@ void wki_order_domain(wki_loop_run *r, int nd, const int64_t *dom, uint32_t red)
         }
 }
 
-static bool bind_operand(wki_loop_run *r, int at, const wki_view *v, const int64_t *dom, uint32_t red, bool row_class) {
+static bool bind_operand(wki_loop_run *r, int at, const wki_view *v, const int64_t *dom, uint32_t red,
+                         bool row_class) {
     int64_t s[WKI_LOOP_MAX_DIMS];
     if (!wki_map_operand(v->ndim, v->size, v->stride, r->ndim, dom, red, row_class, s))
         return false;
@@ -68,8 +69,8 @@ static bool bind_operand(wki_loop_run *r, int at, const wki_view *v, const int64
     return true;
 }
 
-bool wki_bind(const wki_op *op, const wki_loop *loop, const wki_view *in, int nin, const wki_view *out, int nout,
-              const int64_t *ia, int which, wki_loop_run *r) {
+bool wki_bind(const wki_op *op, const wki_loop *loop, const wki_view *in, int nin, const wki_view *out,
+              int nout, const int64_t *ia, int which, wki_loop_run *r) {
     int n = wki_op_tensors(op, nin, loop);
     bool row_class = op->klass == WKI_ROW;
     const wki_view *dom = row_class || !nout ? &in[which] : &out[0];

@@ -46,7 +46,8 @@ static inline bool wki_size_ok(wk_ctx *c, int ndim, const int64_t *size) {
 /* Strides that show x's elements in row-major order as `size` (of equal numel); false when only a copy can. */
 bool wki_view_strides(const wki_tensor *x, int ndim, const int64_t *size, int64_t *stride);
 /* Has it as many elements? */
-bool wki_reshape_ok_slow(wk_ctx *c, const wki_tensor *x, int64_t ndim, const int64_t *size) __attribute__((cold));
+bool wki_reshape_ok_slow(wk_ctx *c, const wki_tensor *x, int64_t ndim, const int64_t *size)
+    __attribute__((cold));
 static inline bool wki_reshape_ok(wk_ctx *c, const wki_tensor *x, int64_t ndim, const int64_t *size) {
     bool plain = (uint64_t)ndim <= WK_MAX_DIMS && wki_numel_quick((int)ndim, size) == x->numel;
     return __builtin_expect(plain, 1) || wki_reshape_ok_slow(c, x, ndim, size);

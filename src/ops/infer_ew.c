@@ -189,7 +189,8 @@ bool wki_infer_create_bool(wk_ctx *c, const wki_call *k) { return create(c, k->o
 static bool integer_ok(wk_ctx *c, wk_dtype dtype, double v) {
     double low = dtype == WK_U8 ? 0 : -0x1p31, high = dtype == WK_U8 ? 256 : 0x1p31, whole = trunc(v);
     return (whole >= low && whole < high && (double)(float)whole == whole) ||
-           wki_fail(c, WK_INVALID, "%.17g cannot be represented as %s here (wk_from_data can make larger numbers)", v,
+           wki_fail(c, WK_INVALID,
+                    "%.17g cannot be represented as %s here (wk_from_data can make larger numbers)", v,
                     wk_dtype_name(dtype));
 }
 

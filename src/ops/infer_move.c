@@ -29,7 +29,8 @@ bool wki_view_strides(const wki_tensor *x, int ndim, const int64_t *size, int64_
             while (old >= 0 && left > 1 && (x->size[old] == 1 || x->stride[old] == step * left))
                 left *= x->size[old--];
         }
-        int64_t rest = size[d] == left ? 1 : left / size[d]; /* the first case is common, and a division slow */
+        int64_t rest =
+            size[d] == left ? 1 : left / size[d]; /* the first case is common, and a division slow */
         if (rest * size[d] != left)
             return false;
         stride[d] = step;

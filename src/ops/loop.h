@@ -14,16 +14,16 @@
 #include <wick.h>
 
 typedef enum wki_loop_code {
-    WKI_L_LOAD,   /* operand a -> value; converts from the operand's dtype: f32/f64 -> F, i64/i32/u8 -> I, bool -> mask */
-    WKI_L_STORE,  /* value b -> operand a; converts to the operand's dtype. Level decides: ROW stores once per row */
+    WKI_L_LOAD, /* operand a -> value; converts from the operand's dtype: f32/f64 -> F, i64/i32/u8 -> I, bool -> mask */
+    WKI_L_STORE, /* value b -> operand a; converts to the operand's dtype. Level decides: ROW stores once per row */
     WKI_L_PRIM,   /* primitive `sub` of values a, b, c */
     WKI_L_REDUCE, /* `sub`: WKI_R_SUM, WKI_R_MAX, WKI_R_MIN, of value a over the columns */
     WKI_L_CONST,  /* imm */
     WKI_L_ARG,    /* VALUE argument number a, as float */
-    WKI_L_INDEX,  /* logical index along dimension a of the op's output shape, a counted from its end (0: last), as I */
-    WKI_L_RNG,    /* `sub`: WKI_P_UNIFORM or WKI_P_NORMAL at the row-major logical index of the element; a: which sequence
+    WKI_L_INDEX, /* logical index along dimension a of the op's output shape, a counted from its end (0: last), as I */
+    WKI_L_RNG, /* `sub`: WKI_P_UNIFORM or WKI_P_NORMAL at the row-major logical index of the element; a: which sequence
                      number (the program's RNG argument a) */
-    WKI_L_CHECK,  /* value a (mask, any level) must be true everywhere, else the plan reports WK_INDEX; imm.i: op id */
+    WKI_L_CHECK, /* value a (mask, any level) must be true everywhere, else the plan reports WK_INDEX; imm.i: op id */
 } wki_loop_code;
 typedef enum wki_prim {
 #define P(E, name, arity, signature) WKI_P_##E,
@@ -46,7 +46,8 @@ typedef struct wki_inst {
 typedef struct wki_loop {
     int16_t ninst, nload, nstore, narg; /* operands 0..nload-1 are read, nload..nload+nstore-1 written */
     int8_t has_reduce, nrng;
-    int16_t straight; /* the same program as straight-line code, compiled with the library: its number there; 0: none */
+    int16_t
+        straight; /* the same program as straight-line code, compiled with the library: its number there; 0: none */
     const wki_inst *inst;
 } wki_loop;
 
@@ -60,8 +61,8 @@ typedef struct wki_loop_guard {
 #define WKI_LOOP_MAX_DIMS WK_MAX_DIMS
 
 typedef struct wki_operand {
-    void *data;    /* address of the element at domain index 0 */
-    uint8_t dtype; /* wk_dtype */
+    void *data;                        /* address of the element at domain index 0 */
+    uint8_t dtype;                     /* wk_dtype */
     int64_t stride[WKI_LOOP_MAX_DIMS]; /* elements, per domain dimension; 0 where it does not depend on it */
 } wki_operand;
 
@@ -72,15 +73,18 @@ typedef struct wki_loop_run {
     int ndim, nred;
     bool col;
     int64_t size[WKI_LOOP_MAX_DIMS];
-    const float *arg;               /* narg */
+    const float *arg; /* narg */
     uint64_t seed;
-    const uint64_t *rng_seq;        /* nrng */
-    int8_t logical[WKI_LOOP_MAX_DIMS]; /* logical[i]: place of domain dimension i in the row-major logical order (RNG, INDEX) */
-    int32_t *fault;                 /* CHECK: receives op id + 1 when a check failed */
+    const uint64_t *rng_seq; /* nrng */
+    int8_t logical
+        [WKI_LOOP_MAX_DIMS]; /* logical[i]: place of domain dimension i in the row-major logical order (RNG, INDEX) */
+    int32_t *fault;          /* CHECK: receives op id + 1 when a check failed */
     wki_operand opnd[WKI_LOOP_MAX_OPERANDS]; /* last: plans allocate only as many as the program has */
 } wki_loop_run;
 
 /* Bytes of a run with n operands. */
-static inline size_t wki_loop_run_bytes(int n) { return offsetof(wki_loop_run, opnd) + (size_t)n * sizeof(wki_operand); }
+static inline size_t wki_loop_run_bytes(int n) {
+    return offsetof(wki_loop_run, opnd) + (size_t)n * sizeof(wki_operand);
+}
 
 #endif

@@ -43,7 +43,8 @@ static bool infer(wk_ctx *c, const wki_call *k) {
         for (int d = 0; ok && d < out[i].ndim; d++)
             ok = size[i][d] >= 0 && !__builtin_mul_overflow(bytes, size[i][d] ? size[i][d] : 1, &bytes);
         if (!ok)
-            return wki_fail(c, WK_SHAPE, "the op's shape function gave output %d an impossible shape or dtype", i);
+            return wki_fail(c, WK_SHAPE,
+                            "the op's shape function gave output %d an impossible shape or dtype", i);
         t->dtype = (uint8_t)out[i].dtype;
         t->ndim = (uint8_t)out[i].ndim;
         memcpy(t->size, size[i], sizeof size[i]);
@@ -75,7 +76,8 @@ static void vjp(const wki_vjp_args *a) {
         wki_tensor *t = wki_owns(c, wki_slot(r[i]), n->caller) ? wki_enter(r[i], n->caller) : NULL;
         if (!t)
             return;
-        bool fits = t->ndim == wki_slot(in[i])->ndim && !memcmp(t->size, wki_slot(in[i])->size, (size_t)t->ndim * 8);
+        bool fits =
+            t->ndim == wki_slot(in[i])->ndim && !memcmp(t->size, wki_slot(in[i])->size, (size_t)t->ndim * 8);
         if (!fits && !(t->flags & WKI_F_POISON)) {
             char got[128], want[128];
             c->cur_op = n->op;
@@ -104,7 +106,8 @@ int wk_register_op(wk_ctx *c, const wk_op_desc *d) {
     if (!d->name || !d->name[0] || strlen(d->name) >= sizeof((user_op *)0)->name || !d->infer || d->nin < 1 ||
         d->nin > MAX_USER || d->nout < 1 || d->nout > MAX_USER || d->nattr < 0 || d->nattr > 255) {
         wki_fail(c, WK_INVALID,
-                 "wk_register_op: a name of 1 to 63 characters, an infer function, 1 to 8 inputs and outputs are needed");
+                 "wk_register_op: a name of 1 to 63 characters, an infer function, 1 to 8 inputs and outputs "
+                 "are needed");
         return -1;
     }
     wk_runtime *rt = c->rt;
@@ -174,7 +177,8 @@ void wk_user_op(wk_ctx *c, int id, wk_tensor *const *in, const double *attr, wk_
             t[i] = wki_copy(c, t[i]);
     }
     c->cur_op = op;
-    wki_call k = {.op = op, .nin = op->nin, .nout = op->nout, .nva = u->d.nattr, .in = t, .va = attr, .out = o};
+    wki_call k = {
+        .op = op, .nin = op->nin, .nout = op->nout, .nva = u->d.nattr, .in = t, .va = attr, .out = o};
     if (c->failed)
         for (int i = 0; i < op->nout; i++)
             o[i] = wki_poison(c);
@@ -189,8 +193,11 @@ bool wki_user_launch(const wki_launch *l) {
     wk_array in[MAX_USER], out[MAX_USER];
     for (int i = 0; i < l->nin + l->nout; i++) {
         const wki_view *v = i < l->nin ? &l->in[i] : &l->out[i - l->nin];
-        *(i < l->nin ? &in[i] : &out[i - l->nin]) =
-            (wk_array){.data = v->data, .dtype = (wk_dtype)v->dtype, .ndim = v->ndim, .size = v->size, .numel = v->numel};
+        *(i < l->nin ? &in[i] : &out[i - l->nin]) = (wk_array){.data = v->data,
+                                                               .dtype = (wk_dtype)v->dtype,
+                                                               .ndim = v->ndim,
+                                                               .size = v->size,
+                                                               .numel = v->numel};
     }
     if (!u->d.cpu)
         return wki_fail(l->c, WK_DEVICE, "the op has no CPU kernel");

@@ -356,9 +356,10 @@ static void emit_straight(FILE *f, const compiler *s) {
         else if (is(k->code, "CONST"))
             fprintf(f, "(wki_ni){0} + (%d);\n", (int)k->imm);
         else
-            fprintf(f, k->c >= 0   ? "wkn_%s(v%d, v%d, v%d);\n"
-                       : k->b >= 0 ? "wkn_%s(v%d, v%d);\n"
-                                   : "wkn_%s(v%d);\n",
+            fprintf(f,
+                    k->c >= 0   ? "wkn_%s(v%d, v%d, v%d);\n"
+                    : k->b >= 0 ? "wkn_%s(v%d, v%d);\n"
+                                : "wkn_%s(v%d);\n",
                     prim_name(k->sub), k->a, k->b, k->c);
     }
     fprintf(f, "}\nSTRAIGHT(%s, %d, %d)\n\n", o->name, o->nin, s->nstore);

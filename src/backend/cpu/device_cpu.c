@@ -64,7 +64,8 @@ static void *cpu_alloc(wk_ctx *c, size_t bytes, const char *tag) {
         if (p)
             return p;
     }
-    wki_fail(c, WK_NOMEM, "no host memory for %zu bytes (this context holds %lld)", bytes, (long long)c->stats.storage_bytes);
+    wki_fail(c, WK_NOMEM, "no host memory for %zu bytes (this context holds %lld)", bytes,
+             (long long)c->stats.storage_bytes);
     return NULL;
 }
 
@@ -121,7 +122,7 @@ static bool cpu_sync(wk_ctx *c) {
 typedef struct cpu_plan {
     wki_loop_run **run; /* per step; loops only */
     char *run_memory;
-    float *arg;        /* VALUE attributes as floats, per step at arg0 */
+    float *arg; /* VALUE attributes as floats, per step at arg0 */
     uint64_t *rng;
     int *arg0, *rng0;
     int32_t fault;
@@ -163,9 +164,10 @@ static void *cpu_prepare(wk_ctx *c, const wki_plan *p) {
             nrng += (size_t)p->step[i].prog.nrng;
             bytes += wki_loop_run_bytes(p->step[i].prog.nload + p->step[i].prog.nstore);
         }
-    if (!cp || !(cp->run = wki_calloc(n, sizeof *cp->run)) || !(cp->arg = wki_calloc(nargs, sizeof *cp->arg)) ||
-        !(cp->rng = wki_calloc(nrng, sizeof *cp->rng)) || !(cp->arg0 = wki_calloc(n, sizeof *cp->arg0)) ||
-        !(cp->rng0 = wki_calloc(n, sizeof *cp->rng0)) || !(cp->run_memory = wki_malloc(bytes)) || !grow_arena(c, p->arena_bytes)) {
+    if (!cp || !(cp->run = wki_calloc(n, sizeof *cp->run)) ||
+        !(cp->arg = wki_calloc(nargs, sizeof *cp->arg)) || !(cp->rng = wki_calloc(nrng, sizeof *cp->rng)) ||
+        !(cp->arg0 = wki_calloc(n, sizeof *cp->arg0)) || !(cp->rng0 = wki_calloc(n, sizeof *cp->rng0)) ||
+        !(cp->run_memory = wki_malloc(bytes)) || !grow_arena(c, p->arena_bytes)) {
         if (cp)
             cpu_release(c, cp);
         wki_fail(c, WK_NOMEM, "no host memory to prepare a plan");
@@ -202,7 +204,8 @@ static bool run_loop_step(wk_ctx *c, cpu_plan *cp, const wki_step *s, int i, con
     for (int k = 0; k < s->prog.nrng; k++)
         cp->rng[cp->rng0[i] + k] = a->rng_base + (uint64_t)s->rng[k];
     r->seed = a->seed;
-    return wki_loop_cpu(r, c->rt->isa, c->rt->pool) || wki_fail(c, WK_NOMEM, "no host memory for the loop's scratch space");
+    return wki_loop_cpu(r, c->rt->isa, c->rt->pool) ||
+           wki_fail(c, WK_NOMEM, "no host memory for the loop's scratch space");
 }
 
 static bool run_kernel_step(wk_ctx *c, const wki_step *s, const wki_plan_args *a) {

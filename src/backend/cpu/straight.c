@@ -1,7 +1,8 @@
 /* When a loop run is one op over contiguous f32: its compiled code, on as many threads as pay. */
 #include "backend/cpu/straight.h"
 
-typedef void (*tier_fn)(int which, float *const *data, const uint8_t *fixed, const float *arg, int64_t begin, int64_t end);
+typedef void (*tier_fn)(int which, float *const *data, const uint8_t *fixed, const float *arg, int64_t begin,
+                        int64_t end);
 
 static tier_fn tier_of(wki_isa isa) {
 #if defined(__x86_64__)

@@ -6,9 +6,9 @@
 #include "base/pool.h"
 #include "ops/loop.h"
 
-#define WKI_STRAIGHT_TIER(tier)                                                                                \
-    void wki_straight_##tier(int which, float *const *data, const uint8_t *fixed, const float *arg, int64_t begin, \
-                             int64_t end);
+#define WKI_STRAIGHT_TIER(tier)                                                                              \
+    void wki_straight_##tier(int which, float *const *data, const uint8_t *fixed, const float *arg,          \
+                             int64_t begin, int64_t end);
 WKI_STRAIGHT_TIER(baseline)
 WKI_STRAIGHT_TIER(avx2)
 WKI_STRAIGHT_TIER(avx512)

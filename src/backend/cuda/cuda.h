@@ -11,34 +11,34 @@
 #include <pthread.h>
 
 /* Hand-written kernels: F(family, name), a family being one program. */
-#define WKK_KERNELS(F)                                                                                                    \
-    F(COPY, wkk_copy1)                                                                                                    \
-    F(COPY, wkk_copy4)                                                                                                    \
-    F(COPY, wkk_copy8)                                                                                                    \
-    F(COPY, wkk_copy_flat)                                                                                                \
-    F(COPY, wkk_attr_floats)                                                                                              \
-    F(COPY, wkk_pad_slice)                                                                                                \
-    F(PRODUCT, wkk_product_small)                                                                                         \
-    F(CONV, wkk_conv_im2col)                                                                                              \
-    F(CONV, wkk_conv_col2im)                                                                                              \
-    F(CONV, wkk_conv_bias)                                                                                                \
-    F(CONV, wkk_conv_sum)                                                                                                 \
-    F(POOL, wkk_max_pool)                                                                                                 \
-    F(POOL, wkk_pool_grad_small)                                                                                          \
-    F(POOL, wkk_pool_grad_large)                                                                                          \
-    F(POOL, wkk_pool_grad_clear)                                                                                          \
-    F(POOL, wkk_pool_grad_mark)                                                                                           \
-    F(POOL, wkk_pool_grad_sum)                                                                                            \
-    F(POOL, wkk_max_pool_gather)                                                                                          \
-    F(INDEX, wkk_embedding_rows)                                                                                          \
-    F(INDEX, wkk_embedding_index)                                                                                         \
+#define WKK_KERNELS(F)                                                                                       \
+    F(COPY, wkk_copy1)                                                                                       \
+    F(COPY, wkk_copy4)                                                                                       \
+    F(COPY, wkk_copy8)                                                                                       \
+    F(COPY, wkk_copy_flat)                                                                                   \
+    F(COPY, wkk_attr_floats)                                                                                 \
+    F(COPY, wkk_pad_slice)                                                                                   \
+    F(PRODUCT, wkk_product_small)                                                                            \
+    F(CONV, wkk_conv_im2col)                                                                                 \
+    F(CONV, wkk_conv_col2im)                                                                                 \
+    F(CONV, wkk_conv_bias)                                                                                   \
+    F(CONV, wkk_conv_sum)                                                                                    \
+    F(POOL, wkk_max_pool)                                                                                    \
+    F(POOL, wkk_pool_grad_small)                                                                             \
+    F(POOL, wkk_pool_grad_large)                                                                             \
+    F(POOL, wkk_pool_grad_clear)                                                                             \
+    F(POOL, wkk_pool_grad_mark)                                                                              \
+    F(POOL, wkk_pool_grad_sum)                                                                               \
+    F(POOL, wkk_max_pool_gather)                                                                             \
+    F(INDEX, wkk_embedding_rows)                                                                             \
+    F(INDEX, wkk_embedding_index)                                                                            \
     F(INDEX, wkk_embedding_sum)
 
 typedef enum wki_cuda_fn {
 #define F(family, name) WKI_FN_##name,
     WKK_KERNELS(F)
 #undef F
-    WKI_FN_COUNT
+        WKI_FN_COUNT
 } wki_cuda_fn;
 typedef enum wki_cuda_family {
     WKI_FAMILY_COPY,
@@ -74,8 +74,8 @@ typedef struct wki_cuda_ctx {
     uint32_t generation; /* moves on when one of these addresses does: plans that hold it are set up again */
     wki_cu_ring *ring;   /* feeds args */
     wki_cu_ring *upload; /* blocks of WKI_UPLOAD_BYTES, made on demand */
-    char *bounce;        /* page-locked: WKI_BOUNCE_BYTES for small downloads, then an int32 for the fault word */
-    bool may_fault;      /* something that can store to the fault word was queued since it was last read */
+    char *bounce;   /* page-locked: WKI_BOUNCE_BYTES for small downloads, then an int32 for the fault word */
+    bool may_fault; /* something that can store to the fault word was queued since it was last read */
     const char *first_op, *last_op; /* of the plan queued last: for errors that show up later */
 } wki_cuda_ctx;
 
@@ -99,8 +99,8 @@ bool wki_cuda_fn_get(wk_ctx *c, wki_cuda_fn fn, wki_cu_function **out);
 bool wki_cuda_launch(wk_ctx *c, wki_cuda_fn fn, const void *params, int64_t work, int64_t each);
 bool wki_cuda_launch_grid(wk_ctx *c, wki_cuda_fn fn, const void *params, int64_t x, int64_t y);
 /* Of n elements of `bytes` each: dst and src are addresses, strides count elements. */
-bool wki_cuda_copy(wk_ctx *c, int bytes, int nd, const int64_t *size, wkk_at dst, const int64_t *ds, wkk_at src,
-                   const int64_t *ss);
+bool wki_cuda_copy(wk_ctx *c, int bytes, int nd, const int64_t *size, wkk_at dst, const int64_t *ds,
+                   wkk_at src, const int64_t *ss);
 /* A contiguous copy of v. */
 bool wki_cuda_copy_plain(wk_ctx *c, wkk_at dst, const wki_view *v);
 bool wki_cuda_zero(wk_ctx *c, wki_cu_ptr p, int64_t floats);

@@ -13,10 +13,17 @@ bool wki_cuda_fail(wk_ctx *c, const wki_cu_error *err) {
     wk_status s = WK_LIBRARY;
     switch ((wki_cu_status)err->code) {
     case WKI_CU_HOST_MEMORY:
-    case WKI_CU_DEVICE_MEMORY: s = WK_NOMEM; break;
-    case WKI_CU_NO_DEVICE: s = WK_DEVICE; break;
-    case WKI_CU_INVALID: s = WK_INTERNAL; break;
-    default: break;
+    case WKI_CU_DEVICE_MEMORY:
+        s = WK_NOMEM;
+        break;
+    case WKI_CU_NO_DEVICE:
+        s = WK_DEVICE;
+        break;
+    case WKI_CU_INVALID:
+        s = WK_INTERNAL;
+        break;
+    default:
+        break;
     }
     return wki_fail(c, s, "%s", err->text);
 }
@@ -208,7 +215,8 @@ static bool fail_late(wk_ctx *c, wki_cuda_ctx *s, const wki_cu_error *err) {
     wki_cu_error more = *err;
     size_t n = strlen(more.text);
     if (s->first_op)
-        snprintf(more.text + n, sizeof more.text - n, " (queued last: the plan of %s .. %s)", s->first_op, s->last_op);
+        snprintf(more.text + n, sizeof more.text - n, " (queued last: the plan of %s .. %s)", s->first_op,
+                 s->last_op);
     return wki_cuda_fail(c, &more);
 }
 

@@ -26,7 +26,12 @@ typedef struct conv {
 
 /* x (n, c, h, w), w (o, c, kh, kw) and y (n, o, oh, ow) give sizes; s: the attributes from the strides on. */
 static conv conv_of(const wki_view *x, const wki_view *w, const wki_view *y, const int64_t *s) {
-    conv k = {.n = x->size[0], .c = x->size[1], .h = x->size[2], .w = x->size[3], .o = w->size[0], .kh = w->size[2]};
+    conv k = {.n = x->size[0],
+              .c = x->size[1],
+              .h = x->size[2],
+              .w = x->size[3],
+              .o = w->size[0],
+              .kh = w->size[2]};
     k.kw = w->size[3], k.oh = y->size[2], k.ow = y->size[3];
     k.sh = s[0], k.sw = s[1], k.ph = s[2], k.pw = s[3];
     k.per = k.c * k.kh * k.kw;
@@ -44,9 +49,10 @@ static bool flat(const wki_view *v) {
     return rows && unit && (v->size[1] == 1 || v->stride[1] >= h * w);
 }
 
-static bool im2col(wk_ctx *c, const conv *k, const wki_view *x, int64_t n0, int64_t n, wki_cu_ptr col, int64_t n_step,
-                   int64_t row_step, int64_t row_end) {
-    wkk_im2col p = {.x = wki_at_of(x), .col = col, .n = n, .c = k->c, .h = k->h, .w = k->w, .kh = k->kh, .kw = k->kw};
+static bool im2col(wk_ctx *c, const conv *k, const wki_view *x, int64_t n0, int64_t n, wki_cu_ptr col,
+                   int64_t n_step, int64_t row_step, int64_t row_end) {
+    wkk_im2col p = {
+        .x = wki_at_of(x), .col = col, .n = n, .c = k->c, .h = k->h, .w = k->w, .kh = k->kh, .kw = k->kw};
     p.oh = k->oh, p.ow = k->ow, p.sh = k->sh, p.sw = k->sw, p.ph = k->ph, p.pw = k->pw;
     p.n_step = n_step, p.row_step = row_step, p.row_end = row_end;
     for (int d = 0; d < 4; d++)
@@ -99,7 +105,12 @@ static bool add_bias(const wki_launch *l, const conv *k) {
     const wki_view *b = &l->in[2], *y = &l->out[0];
     if (wki_view_absent(b))
         return true;
-    wkk_bias p = {.y = wki_addr_of(y), .bias = wki_addr_of(b), .total = y->numel, .o = k->o, .p = k->windows, .stride = b->stride[0]};
+    wkk_bias p = {.y = wki_addr_of(y),
+                  .bias = wki_addr_of(b),
+                  .total = y->numel,
+                  .o = k->o,
+                  .p = k->windows,
+                  .stride = b->stride[0]};
     return wki_cuda_launch(l->c, WKI_FN_wkk_conv_bias, &p, y->numel, WKK_THREADS);
 }
 
@@ -115,7 +126,8 @@ bool wki_k_cuda_conv2d_run(const wki_launch *l) {
     if (!settle(l->c, w, w->plain, &at, &args.a))
         return false;
     bool direct = forward_direct(&k, x);
-    wki_cu_gemm g = {.m = k.o, .n = k.windows, .k = k.per, .a_rs = k.per, .a_cs = 1, .b_cs = 1, .c_ld = k.windows};
+    wki_cu_gemm g = {
+        .m = k.o, .n = k.windows, .k = k.per, .a_rs = k.per, .a_cs = 1, .b_cs = 1, .c_ld = k.windows};
     g.b_rs = direct ? x->stride[1] : k.windows;
     g.b_bs = direct ? x->stride[0] : k.per * k.windows;
     g.c_bs = k.o * k.windows;
@@ -146,7 +158,14 @@ size_t wki_k_cuda_conv2d_dx_workspace(const wki_launch *l) {
 }
 
 static bool col2im(const wki_launch *l, const conv *k, int64_t n0, int64_t n, wki_cu_ptr col) {
-    wkk_col2im p = {.dx = wki_at_of(&l->out[0]), .col = col, .n = n, .c = k->c, .h = k->h, .w = k->w, .kh = k->kh, .kw = k->kw};
+    wkk_col2im p = {.dx = wki_at_of(&l->out[0]),
+                    .col = col,
+                    .n = n,
+                    .c = k->c,
+                    .h = k->h,
+                    .w = k->w,
+                    .kh = k->kh,
+                    .kw = k->kw};
     p.oh = k->oh, p.ow = k->ow, p.sh = k->sh, p.sw = k->sw, p.ph = k->ph, p.pw = k->pw;
     p.dx.base += (wkk_u64)(n0 * k->c * k->h * k->w * 4);
     return wki_cuda_launch(l->c, WKI_FN_wkk_conv_col2im, &p, n * k->c * k->h * k->w, WKK_THREADS);
@@ -166,7 +185,8 @@ bool wki_k_cuda_conv2d_dx_run(const wki_launch *l) {
     if (!settle(l->c, w, w->plain, &at, &args.a) || !settle(l->c, dy, fine, &at, &y))
         return false;
     int64_t ybs = fine ? dy->stride[0] : k.o * k.windows, step = k.direct ? k.n : k.images;
-    wki_cu_gemm g = {.m = k.per, .n = k.windows, .k = k.o, .a_rs = 1, .a_cs = k.per, .b_cs = 1, .c_ld = k.windows};
+    wki_cu_gemm g = {
+        .m = k.per, .n = k.windows, .k = k.o, .a_rs = 1, .a_cs = k.per, .b_cs = 1, .c_ld = k.windows};
     g.b_rs = fine ? dy->stride[1] : k.windows;
     g.b_bs = ybs;
     g.c_bs = k.per * k.windows;
@@ -213,10 +233,21 @@ bool wki_k_cuda_conv2d_dw_run(const wki_launch *l) {
     if (dy->numel == 0)
         return wki_cuda_zero(l->c, wki_addr_of(dw), dw->numel);
     stretches s = cut(&k);
-    wki_cu_ptr col = (wki_cu_ptr)(uintptr_t)l->workspace, rows = col + room(s.row * k.per), part = rows + room(s.row * k.o);
-    conv y = {.c = k.o, .h = k.oh, .w = k.ow, .kh = 1, .kw = 1, .oh = k.oh, .ow = k.ow, .sh = 1, .sw = 1, .per = k.o};
+    wki_cu_ptr col = (wki_cu_ptr)(uintptr_t)l->workspace, rows = col + room(s.row * k.per),
+               part = rows + room(s.row * k.o);
+    conv y = {.c = k.o,
+              .h = k.oh,
+              .w = k.ow,
+              .kh = 1,
+              .kw = 1,
+              .oh = k.oh,
+              .ow = k.ow,
+              .sh = 1,
+              .sw = 1,
+              .per = k.o};
     y.windows = k.windows;
-    wki_cu_gemm g = {.m = k.o, .n = k.per, .k = s.length, .batch = s.count, .a_rs = s.row, .a_cs = 1, .b_rs = 1};
+    wki_cu_gemm g = {
+        .m = k.o, .n = k.per, .k = s.length, .batch = s.count, .a_rs = s.row, .a_cs = 1, .b_rs = 1};
     g.a_bs = g.b_bs = s.length;
     g.b_cs = s.row;
     g.c_ld = k.per;

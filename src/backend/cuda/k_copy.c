@@ -30,8 +30,8 @@ static void merge(wkk_copy *p, int nd, const int64_t *size, const int64_t *ds, c
     }
 }
 
-bool wki_cuda_copy(wk_ctx *c, int bytes, int nd, const int64_t *size, wkk_at dst, const int64_t *ds, wkk_at src,
-                   const int64_t *ss) {
+bool wki_cuda_copy(wk_ctx *c, int bytes, int nd, const int64_t *size, wkk_at dst, const int64_t *ds,
+                   wkk_at src, const int64_t *ss) {
     wkk_copy p = {.dst = dst, .src = src, .n = 1};
     for (int d = 0; d < nd; d++)
         p.n *= size[d];
@@ -52,8 +52,8 @@ bool wki_cuda_copy_plain(wk_ctx *c, wkk_at dst, const wki_view *v) {
         stride[d] = step;
         step *= v->size[d];
     }
-    return wki_cuda_copy(c, (int)wki_dtype_size((wk_dtype)v->dtype), v->ndim, v->size, dst, stride, wki_at_of(v),
-                         v->stride);
+    return wki_cuda_copy(c, (int)wki_dtype_size((wk_dtype)v->dtype), v->ndim, v->size, dst, stride,
+                         wki_at_of(v), v->stride);
 }
 
 bool wki_cuda_zero(wk_ctx *c, wki_cu_ptr p, int64_t floats) {
@@ -80,7 +80,13 @@ bool wki_k_cuda_pad_slice_run(const wki_launch *l) {
     const wki_view *dy = &l->in[0], *dx = &l->out[0];
     int nd = dx->ndim;
     const int64_t *a = l->ia + 1 + nd;
-    wkk_pad p = {.dst = wki_at_of(dx), .src = wki_at_of(dy), .n = dx->numel, .nd = nd, .dim = a[0], .start = a[1], .step = a[2]};
+    wkk_pad p = {.dst = wki_at_of(dx),
+                 .src = wki_at_of(dy),
+                 .n = dx->numel,
+                 .nd = nd,
+                 .dim = a[0],
+                 .start = a[1],
+                 .step = a[2]};
     p.count = dy->size[p.dim];
     for (int d = 0; d < nd; d++) {
         p.size[d] = dx->size[d];

@@ -174,7 +174,11 @@ bool wki_k_cuda_linear_relu_small_run(const wki_launch *l) {
 
 static matrix batch_matrix(const wki_view *v) {
     int nd = v->ndim;
-    matrix m = {.v = v, .rows = v->size[nd - 2], .cols = v->size[nd - 1], .rs = v->stride[nd - 2], .cs = v->stride[nd - 1]};
+    matrix m = {.v = v,
+                .rows = v->size[nd - 2],
+                .cols = v->size[nd - 1],
+                .rs = v->stride[nd - 2],
+                .cs = v->stride[nd - 1]};
     bool one = collapse(v, nd - 2, &m.batch, &m.bs);
     if (!one) {
         m.batch = 1;
@@ -227,14 +231,21 @@ static void linear_matrices(const wki_launch *l, matrix *x, matrix *w, matrix *b
     }
     if (!one || !wki_cuda_gemm_walks(x->rows, x->cols, x->rs, x->cs))
         must_copy(x, x->cols, 1);
-    *w = (matrix){.v = vw, .rows = vw->size[1], .cols = vw->size[0], .rs = vw->stride[1], .cs = vw->stride[0], .batch = 1};
+    *w = (matrix){.v = vw,
+                  .rows = vw->size[1],
+                  .cols = vw->size[0],
+                  .rs = vw->stride[1],
+                  .cs = vw->stride[0],
+                  .batch = 1};
     if (!wki_cuda_gemm_walks(w->rows, w->cols, w->rs, w->cs))
         must_copy(w, 1, w->rows);
     *b = (matrix){.v = vb};
     b->copy = !wki_view_absent(vb) && vb->size[0] > 1 && vb->stride[0] != 1;
 }
 
-bool wki_k_cuda_linear_ok(const wki_launch *l) { return l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32; }
+bool wki_k_cuda_linear_ok(const wki_launch *l) {
+    return l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32;
+}
 
 size_t wki_k_cuda_linear_workspace(const wki_launch *l) {
     matrix m[3];
@@ -268,7 +279,7 @@ static bool run_linear(const wki_launch *l, bool relu) {
     bool bias = !wki_view_absent(&l->in[2]);
     char *at = l->workspace;
     wki_cu_gemm_args args = {.c = wki_addr_of(y), .alpha = 1};
-    wki_cu_gemm g = {.epilogue = bias ? relu ? WKI_CU_EPILOGUE_RELU_BIAS : WKI_CU_EPILOGUE_BIAS
+    wki_cu_gemm g = {.epilogue = bias   ? relu ? WKI_CU_EPILOGUE_RELU_BIAS : WKI_CU_EPILOGUE_BIAS
                                  : relu ? WKI_CU_EPILOGUE_RELU
                                         : WKI_CU_EPILOGUE_NONE,
                      .m = x.rows,
@@ -285,6 +296,8 @@ static bool run_linear(const wki_launch *l, bool relu) {
 bool wki_k_cuda_linear_run(const wki_launch *l) { return run_linear(l, false); }
 
 /* Without columns there is nothing but the bias, which no epilogue would see. */
-bool wki_k_cuda_linear_relu_ok(const wki_launch *l) { return wki_k_cuda_linear_ok(l) && l->in[1].size[1] > 0; }
+bool wki_k_cuda_linear_relu_ok(const wki_launch *l) {
+    return wki_k_cuda_linear_ok(l) && l->in[1].size[1] > 0;
+}
 size_t wki_k_cuda_linear_relu_workspace(const wki_launch *l) { return wki_k_cuda_linear_workspace(l); }
 bool wki_k_cuda_linear_relu_run(const wki_launch *l) { return run_linear(l, true); }

@@ -14,7 +14,11 @@ bool wki_k_cuda_max_pool2d_run(const wki_launch *l) {
     const int64_t *a = l->ia;
     if (x->numel == 0 && y->numel)
         return wki_fail(l->c, WK_SHAPE, "windows without elements");
-    wkk_pool p = {.x = wki_at_of(x), .y = wki_at_of(y), .idx = wki_at_of(&l->out[1]), .total = y->numel, .c = x->size[1]};
+    wkk_pool p = {.x = wki_at_of(x),
+                  .y = wki_at_of(y),
+                  .idx = wki_at_of(&l->out[1]),
+                  .total = y->numel,
+                  .c = x->size[1]};
     p.h = x->size[2], p.w = x->size[3], p.oh = y->size[2], p.ow = y->size[3];
     p.kh = a[0], p.kw = a[1], p.sh = a[2], p.sw = a[3], p.ph = a[4], p.pw = a[5];
     strides_of(p.xs, x);
@@ -39,8 +43,9 @@ bool wki_k_cuda_max_pool2d_grad_run(const wki_launch *l) {
     strides_of(p.ds, dy);
     strides_of(p.is, idx);
     if (in_block(dx) && dx->numel)
-        return wki_cuda_launch(l->c, p.plane <= WKK_SMALL_PLANE ? WKI_FN_wkk_pool_grad_small : WKI_FN_wkk_pool_grad_large, &p,
-                               p.planes, 1);
+        return wki_cuda_launch(
+            l->c, p.plane <= WKK_SMALL_PLANE ? WKI_FN_wkk_pool_grad_small : WKI_FN_wkk_pool_grad_large, &p,
+            p.planes, 1);
     return wki_cuda_launch(l->c, WKI_FN_wkk_pool_grad_clear, &p, dx->numel, WKK_THREADS) &&
            wki_cuda_launch(l->c, WKI_FN_wkk_pool_grad_mark, &p, dy->numel, WKK_THREADS) &&
            wki_cuda_launch(l->c, WKI_FN_wkk_pool_grad_sum, &p, dx->numel, WKK_THREADS);
@@ -50,8 +55,10 @@ bool wki_k_cuda_max_pool2d_gather_ok(const wki_launch *l) { return l->in[0].dtyp
 
 bool wki_k_cuda_max_pool2d_gather_run(const wki_launch *l) {
     const wki_view *x = &l->in[0], *idx = &l->in[1], *y = &l->out[0];
-    wkk_pool_gather p = {.x = wki_at_of(x), .idx = wki_at_of(idx), .y = wki_at_of(y), .total = y->numel, .c = x->size[1]};
-    p.plane = x->size[2] * x->size[3], p.w = x->size[3], p.oh = y->size[2], p.ow = y->size[3], p.op = l->op->id;
+    wkk_pool_gather p = {
+        .x = wki_at_of(x), .idx = wki_at_of(idx), .y = wki_at_of(y), .total = y->numel, .c = x->size[1]};
+    p.plane = x->size[2] * x->size[3], p.w = x->size[3], p.oh = y->size[2], p.ow = y->size[3],
+    p.op = l->op->id;
     strides_of(p.xs, x);
     strides_of(p.is, idx);
     return wki_cuda_launch(l->c, WKI_FN_wkk_max_pool_gather, &p, p.total, WKK_THREADS);

@@ -19,11 +19,11 @@ enum { DIRECT_RUNS = 2, MAX_VIEWS = 16, STAGE_ALIGN = 256 };
 
 typedef struct stage { /* where a kernel finds a view of a moving buffer */
     int32_t buf;
-    int64_t off;    /* bytes into the buffer */
-    wki_view view;  /* of the copy */
+    int64_t off;   /* bytes into the buffer */
+    wki_view view; /* of the copy */
     int64_t size[WK_MAX_DIMS], stride[WK_MAX_DIMS];
-    size_t at;      /* of the copy, bytes behind the arena; raw: behind what else is there */
-    bool raw;       /* a copy of all bytes that the view spans; else, where those are many, of its elements alone */
+    size_t at; /* of the copy, bytes behind the arena; raw: behind what else is there */
+    bool raw; /* a copy of all bytes that the view spans; else, where those are many, of its elements alone */
     int64_t span;   /* bytes */
     unsigned shift; /* raw: distance of the copy, as of the view, from an address that is a multiple of 16 */
     bool fresh;     /* while steps are gone through: the copy holds what the view holds */
@@ -56,14 +56,14 @@ typedef struct cuda_plan {
     int nlaunch, nstage, nmoving, npinned;
     launch *launch;
     stage *stage;
-    int32_t *slot;    /* per buffer: word of the argument block, or -1 */
-    int32_t *moving;  /* buffers in order of their words */
+    int32_t *slot;   /* per buffer: word of the argument block, or -1 */
+    int32_t *moving; /* buffers in order of their words */
     int32_t *pinned;
-    void **baked;     /* per pinned buffer: the address in use */
-    void **seen;      /* per buffer, where a raw stage needs it: the address so far */
-    uint8_t *wild;    /* per buffer: has been seen at two */
+    void **baked;  /* per pinned buffer: the address in use */
+    void **seen;   /* per buffer, where a raw stage needs it: the address so far */
+    uint8_t *wild; /* per buffer: has been seen at two */
     size_t arena_bytes, raw_bytes, arg_words;
-    bool copies;      /* graphs copy raw stages of wild buffers, so there is memory for that */
+    bool copies;         /* graphs copy raw stages of wild buffers, so there is memory for that */
     uint32_t generation; /* 0: never set up */
     int settled;         /* runs since addresses last moved */
     bool may_fault;
@@ -150,8 +150,9 @@ static void stale(cuda_plan *cp, int b) {
 }
 
 static bool same_view(const stage *g, int32_t buf, const wki_view *v) {
-    return g->buf == buf && g->off == (int64_t)(uintptr_t)v->data && g->view.dtype == v->dtype && g->view.ndim == v->ndim &&
-           !memcmp(g->size, v->size, (size_t)v->ndim * 8) && !memcmp(g->stride, v->stride, (size_t)v->ndim * 8);
+    return g->buf == buf && g->off == (int64_t)(uintptr_t)v->data && g->view.dtype == v->dtype &&
+           g->view.ndim == v->ndim && !memcmp(g->size, v->size, (size_t)v->ndim * 8) &&
+           !memcmp(g->stride, v->stride, (size_t)v->ndim * 8);
 }
 
 /* g->stride holds the view's own strides while stages are being found, the copy's afterwards. */
@@ -193,7 +194,9 @@ static void finish_stages(cuda_plan *cp) {
 }
 
 /* Does the kernel get the copy, or the view itself? Launched directly, it can have what is there now. */
-static bool copied(const cuda_plan *cp, const stage *g, bool direct) { return !g->raw || (!direct && cp->wild[g->buf]); }
+static bool copied(const cuda_plan *cp, const stage *g, bool direct) {
+    return !g->raw || (!direct && cp->wild[g->buf]);
+}
 
 static char *view_address(const stage *g, const wki_plan_args *a) { return (char *)a->buf[g->buf] + g->off; }
 
@@ -201,7 +204,9 @@ static wki_cu_ptr copy_address(const wki_cuda_ctx *s, const cuda_plan *cp, const
     return s->arena + (g->raw ? cp->arena_bytes + g->at + g->shift : g->at);
 }
 
-static bool needs_fixed(const wki_step *s) { return s->kind == WKI_STEP_USER || (s->kernel->flags & WKI_K_FIXED); }
+static bool needs_fixed(const wki_step *s) {
+    return s->kind == WKI_STEP_USER || (s->kernel->flags & WKI_K_FIXED);
+}
 
 static void stage_step(cuda_plan *cp, launch *l) {
     const wki_step *s = l->step;
@@ -340,7 +345,8 @@ static bool add_functions(wk_ctx *c, cuda_plan *cp) {
         if (l->kind != LOOP && l->kind != MULTI)
             continue;
         c->cur_op = l->step->op;
-        ok = l->kind == LOOP ? wki_emit_cuda(l->step->run, &t[n], &why) : wki_emit_cuda_multi(l->step->run, &t[n], &why);
+        ok = l->kind == LOOP ? wki_emit_cuda(l->step->run, &t[n], &why)
+                             : wki_emit_cuda_multi(l->step->run, &t[n], &why);
         if (ok)
             n++;
         else
@@ -377,7 +383,8 @@ static void *cuda_prepare(wk_ctx *c, const wki_plan *p) {
 
 /* ---- addresses ------------------------------------------------------------------------------------------------------- */
 
-static wki_cu_operand place(const wki_cuda_ctx *s, const cuda_plan *cp, const wki_plan_args *a, int b, int64_t off) {
+static wki_cu_operand place(const wki_cuda_ctx *s, const cuda_plan *cp, const wki_plan_args *a, int b,
+                            int64_t off) {
     const wki_plan *p = cp->p;
     if (b < 0)
         return (wki_cu_operand){0, -1};
@@ -550,7 +557,8 @@ static bool launch_user(wk_ctx *c, const cuda_plan *cp, launch *l, const wki_vie
     return wki_cuda_launch(c, WKI_FN_wkk_attr_floats, &at, at.n, WKK_THREADS) && launch_fn(c, l, params);
 }
 
-static bool copy_stage(wk_ctx *c, const cuda_plan *cp, const wki_step *st, int i, const stage *g, wkk_at copy) {
+static bool copy_stage(wk_ctx *c, const cuda_plan *cp, const wki_step *st, int i, const stage *g,
+                       wkk_at copy) {
     wki_view from = st->view[i];
     int64_t one = 1;
     from.slot = cp->slot[g->buf];
@@ -654,7 +662,8 @@ static bool cuda_run(wk_ctx *c, const wki_plan *p, void *state, const wki_plan_a
     bool record = !cp->graph && cp->settled >= DIRECT_RUNS && cp->nlaunch > 1;
     for (int i = 0; record && i < cp->nstage; i++)
         cp->copies |= cp->stage[i].raw && cp->wild[cp->stage[i].buf];
-    if (!wki_cuda_reserve(c, cp->arena_bytes + (cp->copies ? cp->raw_bytes : 0), cp->arg_words * sizeof(uint64_t)))
+    if (!wki_cuda_reserve(c, cp->arena_bytes + (cp->copies ? cp->raw_bytes : 0),
+                          cp->arg_words * sizeof(uint64_t)))
         return false;
     if (moved(s, cp, a)) {
         record = false; /* first once more as it is, so that nothing is left to be made inside a capture */

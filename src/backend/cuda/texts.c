@@ -43,10 +43,8 @@ static const struct {
 };
 
 static const char *const families[] = {
-    [WKI_FAMILY_COPY] = wki_embed_k_copy_cuh,
-    [WKI_FAMILY_PRODUCT] = wki_embed_k_product_cuh,
-    [WKI_FAMILY_CONV] = wki_embed_k_conv_cuh,
-    [WKI_FAMILY_POOL] = wki_embed_k_pool_cuh,
+    [WKI_FAMILY_COPY] = wki_embed_k_copy_cuh,   [WKI_FAMILY_PRODUCT] = wki_embed_k_product_cuh,
+    [WKI_FAMILY_CONV] = wki_embed_k_conv_cuh,   [WKI_FAMILY_POOL] = wki_embed_k_pool_cuh,
     [WKI_FAMILY_INDEX] = wki_embed_k_index_cuh,
 };
 
@@ -111,7 +109,8 @@ bool wki_cuda_launch(wk_ctx *c, wki_cuda_fn fn, const void *params, int64_t work
     wki_cuda_ctx *s = wki_cuda_of(c);
     if (!s)
         return false;
-    int64_t blocks = work / each + (work % each != 0), most = (int64_t)wki_cu_device_info_of(s->rt->dev)->sm_count * 32;
+    int64_t blocks = work / each + (work % each != 0),
+            most = (int64_t)wki_cu_device_info_of(s->rt->dev)->sm_count * 32;
     return wki_cuda_launch_grid(c, fn, params, blocks < most ? blocks : most, 1);
 }
 
@@ -144,7 +143,8 @@ static void compile_programs(void *arg, int64_t begin, int64_t end, int worker) 
             n += strlen(b->kernel[k]->src) + 1;
         char *src = wki_malloc(n), *at = src;
         if (!src) {
-            b->err[i] = (wki_cu_error){.code = WKI_CU_HOST_MEMORY, .text = "no host memory for a kernel's text"};
+            b->err[i] =
+                (wki_cu_error){.code = WKI_CU_HOST_MEMORY, .text = "no host memory for a kernel's text"};
             continue;
         }
         at = stpcpy(at, x->prelude);
@@ -350,5 +350,6 @@ bool wki_cuda_user_fn(wk_ctx *c, const wki_op *op, wki_cu_function **fn) {
     int code = wki_cu_module_get(s->rt->dev, &source, &m, &err);
     if (!code)
         code = wki_cu_module_function(s->rt->dev, m, name, 0, fn, &err);
-    return !code || (err.code == WKI_CU_COMPILE ? wki_fail(c, WK_INVALID, "%s", err.text) : wki_cuda_fail(c, &err));
+    return !code ||
+           (err.code == WKI_CU_COMPILE ? wki_fail(c, WK_INVALID, "%s", err.text) : wki_cuda_fail(c, &err));
 }
