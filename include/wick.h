@@ -132,6 +132,7 @@ WK_API void wk_drop(wk_tensor *t);
 WK_API void wk_set(wk_tensor **slot, wk_tensor *t); /* drops *slot, stores t */
 WK_API wk_tensor *wk_keep(wk_tensor *t);   /* on scope end, moves to the next outer scope; returns t */
 WK_API wk_tensor *wk_retain(wk_tensor *t); /* one more reference, released by wk_release; returns t */
+/* Without a matching wk_retain it is WK_STATE. */
 WK_API void wk_release(wk_tensor *t);
 WK_API bool wk_alive(wk_ctx *c,
                      const wk_tensor *t); /* is this a valid handle of this context; sets no error */
