@@ -165,8 +165,9 @@ static const float *columns_of(const conv *k, int64_t n, int64_t c0, int64_t nc,
 }
 
 /* The image's address. One without elements, all padding, has none: any that is not NULL serves for what is never read. */
-static const float *image(const wki_view *x, const char *scratch) {
-    return x->data ? (const float *)x->data : (const float *)(const void *)scratch;
+static const float *image(const wki_view *x) {
+    static const float nothing;
+    return x->data ? (const float *)x->data : &nothing;
 }
 
 /* ---- conv2d: W (o, c * taps) by columns (c * taps, windows) -------------------------------------------- */
@@ -222,7 +223,7 @@ bool wki_k_conv2d_im2col_run(const wki_launch *l) {
         k.bias = settle(&k, &l->in[2], k.bias_bytes, &at);
     k.out = l->out[0].data;
     k.scratch = at;
-    k.x = image(&l->in[0], k.scratch);
+    k.x = image(&l->in[0]);
     run_units(&k, k.g.n * k.row_blocks, conv_flops(&k.g), forward_units);
     return true;
 }
@@ -395,7 +396,7 @@ bool wki_k_conv2d_dw_im2col_run(const wki_launch *l) {
     k.y = settle(&k, &l->in[0], k.y_bytes, &at);
     k.out = (float *)(void *)at;
     k.scratch = at + k.sum_bytes;
-    k.x = image(&l->in[1], k.scratch);
+    k.x = image(&l->in[1]);
     run_units(&k, k.groups * k.chan_blocks, conv_flops(&k.g), dw_units);
     dw_sum s = {&k, l->out[0].data};
     wki_pool_for(k.pool, k.g.c * k.g.taps, add_groups, &s, wki_k_ceil(32768, k.groups * k.g.o));
