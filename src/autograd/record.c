@@ -36,16 +36,16 @@ static bool needs_meta(const wki_call *k) {
         return true;
     if (!(op->flags & WKI_OP_BROADCAST))
         return false;
-    const wki_tensor *o = k->out[0];
-    for (int i = 0; i < k->nin; i++) {
-        const wki_tensor *t = k->in[i];
-        if (t && (t->ndim != o->ndim || memcmp(t->size, o->size, (size_t)o->ndim * 8)))
+    for (int i = 0; i < k->nin; i++)
+        if (k->in[i] && !wki_shapes_equal(k->in[i], k->out[0]))
             return true;
-    }
     return false;
 }
 
-static void keep_meta(wki_meta *m, const wki_tensor *t) {
+static inline void keep_meta(wki_meta *m, const wki_tensor *t) {
+    m->ndim = 0;
+    if (!t)
+        return;
     m->ndim = t->ndim;
     m->dtype = t->dtype;
     memcpy(m->size, t->size, sizeof m->size); /* all of it: cheaper than what counts */
@@ -69,28 +69,23 @@ static inline void edge_to(wki_edge *e, wki_tensor *t) {
     }
 }
 
-static inline void note_input(wki_node *n, int i, wki_tensor *t) {
-    const wki_op *op = n->op;
+static inline void note_input(wki_node *n, const wki_op *op, int i, wki_tensor *t) {
     wki_edge *e = &n->edge[i];
     wki_saved *s = &n->in[i];
     e->fn = NULL;
     e->leaf = NULL;
     s->t = NULL;
-    if (n->meta)
-        n->meta[i].ndim = 0;
     if (!t)
         return;
     if ((t->flags & WKI_F_REQ) && (op->diff >> i & 1))
         edge_to(e, t);
     if (op->save_in >> i & 1)
         save(s, t);
-    if (n->meta)
-        keep_meta(&n->meta[i], t);
 }
 
-static inline void note_output(wki_node *n, int i, wki_tensor *t) {
+static inline void note_output(wki_node *n, const wki_op *op, int i, wki_tensor *t) {
     n->out[i].t = NULL;
-    if (n->op->save_out >> i & 1) {
+    if (op->save_out >> i & 1) {
         save(&n->out[i], t);
         t->self_saved++;
     }
@@ -104,13 +99,17 @@ static inline void note_output(wki_node *n, int i, wki_tensor *t) {
 
 /* Apart from `apply`, which most calls leave without coming here. */
 static __attribute__((noinline)) bool record(wk_ctx *c, const wki_call *k) {
-    wki_node *n = wki_node_new(c, k, needs_meta(k) ? k->nin : 0);
+    const wki_op *op = k->op;
+    int nin = k->nin, nout = k->nout;
+    wki_node *n = wki_node_new(c, k, needs_meta(k) ? nin : 0);
     if (!n)
         return false;
-    for (int i = 0; i < k->nin; i++)
-        note_input(n, i, k->in[i]);
-    for (int i = 0; i < k->nout; i++)
-        note_output(n, i, k->out[i]);
+    for (int i = 0; i < nin; i++)
+        note_input(n, op, i, k->in[i]);
+    for (int i = 0; n->meta && i < nin; i++)
+        keep_meta(&n->meta[i], k->in[i]);
+    for (int i = 0; i < nout; i++)
+        note_output(n, op, i, k->out[i]);
     wki_node_release(c, n); /* the outputs hold it now */
     return true;
 }

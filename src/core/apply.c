@@ -47,16 +47,14 @@ static bool promote(wk_ctx *c, wki_call *k) {
 }
 
 /* Number of elements and PLAIN, where inference did not know them. */
-static void view_numel(wki_tensor *t) {
-    int64_t n = 1;
-    bool plain = true;
+static inline void view_numel(wki_tensor *t) {
+    int64_t n = 1, differ = 0;
     for (int i = t->ndim - 1; i >= 0; i--) {
-        if (t->size[i] != 1 && t->stride[i] != n)
-            plain = false;
+        differ |= t->size[i] != 1 ? t->stride[i] ^ n : 0;
         n *= t->size[i];
     }
     t->numel = n;
-    if (plain || n == 0)
+    if (!differ || n == 0)
         t->flags |= WKI_F_PLAIN;
 }
 
@@ -65,7 +63,7 @@ static inline void view_flags(wki_tensor *t, const wki_tensor *base) {
     if (!(t->flags & WKI_F_PLAIN))
         view_numel(t);
     if ((base->flags & WKI_F_WHOLE) && (t->flags & WKI_F_PLAIN) && t->off == base->off &&
-        t->ndim == base->ndim && !memcmp(t->size, base->size, (size_t)t->ndim * 8))
+        wki_shapes_equal(t, base))
         t->flags |= WKI_F_WHOLE;
 }
 
@@ -148,20 +146,20 @@ bool wki_apply(wk_ctx *c, wki_call *k) {
         return bad_call(c, k);
     if (mixed && (op->flags & WKI_OP_PROMOTE))
         return promote(c, k);
-    for (int i = 0; i < k->nout; i++)
-        if (!(k->out[i] = wki_tensor_new(c)))
+    wki_tensor **out = k->out;
+    int nout = k->nout;
+    for (int i = 0; i < nout; i++)
+        if (!(out[i] = wki_tensor_new(c)))
             return undo(c, k, i);
     if (!op->infer(c, k))
         return infer_failed(c, k);
     if (op->flags & WKI_OP_VIEW) {
-        for (int i = 0; i < k->nout; i++) {
-            k->out[i]->st->refs++;
-            view_flags(k->out[i], k->in[0]);
-        }
+        out[0]->st->refs++;
+        view_flags(out[0], k->in[0]);
     } else {
-        for (int i = 0; i < k->nout; i++) {
-            wki_tensor_set_plain(k->out[i]);
-            k->out[i]->flags |= WKI_F_WHOLE;
+        for (int i = 0; i < nout; i++) {
+            wki_tensor_set_plain(out[i]);
+            out[i]->flags |= WKI_F_WHOLE;
         }
         if (op->flags & WKI_OP_RNG)
             k->rng_seq = c->rng_seq++;

@@ -112,7 +112,7 @@ typedef enum wki_class {
 } wki_class;
 
 enum {
-    WKI_OP_VIEW = 1,    /* outputs share input 0's storage; no kernel */
+    WKI_OP_VIEW = 1,    /* the one output shares input 0's storage; no kernel */
     WKI_OP_INPLACE = 2, /* writes the roles in `writes` and has no outputs */
     WKI_OP_NONDET = 4,
     WKI_OP_RNG = 8, /* consumes one RNG sequence number */
@@ -346,6 +346,14 @@ static inline void wki_tensor_set_plain(wki_tensor *t) { /* strides, numel, PLAI
     }
     t->numel = n;
     t->flags |= WKI_F_PLAIN;
+}
+static inline bool wki_shapes_equal(const wki_tensor *a, const wki_tensor *b) {
+    if (a->ndim != b->ndim)
+        return false;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->size[i] != b->size[i])
+            return false;
+    return true;
 }
 wki_storage *wki_storage_new(wk_ctx *c, wk_device dev, size_t bytes,
                              bool with_data); /* refs 1; NULL after wki_fail */

@@ -83,40 +83,34 @@ static inline void unsave_out(wki_saved *s) {
     wki_tensor_unref(t);
 }
 
-static inline void drop(wki_tensor **slot) {
-    wki_tensor *t = *slot;
-    if (!t)
-        return;
-    *slot = NULL;
-    wki_tensor_unref(t);
-}
-
 /* Frees what backward needs; the record itself stays for those that still point to it. */
 void wki_node_drop_saved(wki_node *n) {
-    for (int i = 0; i < n->nin; i++)
-        drop(&n->in[i].t);
+    for (int i = 0; i < n->nin; i++) {
+        wki_tensor *t = n->in[i].t;
+        if (t) {
+            n->in[i].t = NULL;
+            wki_tensor_unref(t);
+        }
+    }
     for (int i = 0; i < n->nout; i++)
         unsave_out(&n->out[i]);
 }
 
 /* Frees the records that wait on c->dying, and those that only they held. Iterative: a chain of 100,000 records must not
-   recurse. */
+   recurse. None has a gradient waiting: backward drops those before it lets go of its roots. */
 static void reap(wk_ctx *c) {
     wki_node *n;
     c->reaping = true;
     while ((n = c->dying)) {
         c->dying = n->next;
+        if (!n->consumed)
+            wki_node_drop_saved(n);
         for (int i = 0; i < n->nin; i++) {
             const wki_edge *e = &n->edge[i];
-            drop(&n->in[i].t);
             if (e->fn)
                 wki_node_release(c, e->fn);
-            if (e->leaf)
+            else if (e->leaf)
                 wki_tensor_unref(e->leaf);
-        }
-        for (int i = 0; i < n->nout; i++) {
-            unsave_out(&n->out[i]);
-            drop(&n->gacc[i]);
         }
         if (n->size_class == BIG) {
             wki_free(n);

@@ -53,14 +53,6 @@ static inline bool wki_reshape_ok(wk_ctx *c, const wki_tensor *x, int64_t ndim, 
     return __builtin_expect(plain, 1) || wki_reshape_ok_slow(c, x, ndim, size);
 }
 
-static inline bool wki_shapes_equal(const wki_tensor *a, const wki_tensor *b) {
-    if (a->ndim != b->ndim)
-        return false;
-    for (int i = 0; i < a->ndim; i++)
-        if (a->size[i] != b->size[i])
-            return false;
-    return true;
-}
 bool wki_wrong_shapes(wk_ctx *c, const wki_tensor *a, const char *an, const wki_tensor *b, const char *bn)
     __attribute__((cold));
 static inline bool wki_need_same_shape(wk_ctx *c, const wki_tensor *a, const char *an, const wki_tensor *b,
