@@ -29,8 +29,8 @@ static __attribute__((noinline)) bool grow(wk_ctx *c, wki_node ***v, size_t *cap
     return true;
 }
 
-static bool heap_push(engine *e, wki_node *n) {
-    if (e->nheap == e->cap_heap && !grow(e->c, &e->heap, &e->cap_heap))
+static inline bool heap_push(engine *e, wki_node *n) {
+    if (__builtin_expect(e->nheap == e->cap_heap, 0) && !grow(e->c, &e->heap, &e->cap_heap))
         return false;
     size_t i = e->nheap++;
     while (i && e->heap[(i - 1) / 2]->seq < n->seq) {
@@ -173,7 +173,7 @@ static inline bool deliver(engine *e, const wki_edge *to, wki_tensor *g) {
     return true;
 }
 
-static void drop_gradients(wki_node *n) {
+static inline void drop_gradients(wki_node *n) {
     for (int i = 0; i < n->nout; i++)
         if (n->gacc[i]) {
             wki_tensor_unref(n->gacc[i]);

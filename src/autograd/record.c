@@ -4,7 +4,7 @@
 #include "core/core.h"
 
 /* In-place ops: legal targets, and the version every saved copy is compared with. */
-static __attribute__((noinline)) bool note_writes(wk_ctx *c, const wki_call *k) {
+static bool note_writes(wk_ctx *c, const wki_call *k) {
     int n = wki_role_size(k->op, k->nin);
     for (int i = 0; c->grad_mode && i < k->nin; i++)
         if (k->in[i]->flags & WKI_F_REQ)
@@ -97,8 +97,7 @@ static inline void note_output(wki_node *n, const wki_op *op, int i, wki_tensor 
     n->refs++;
 }
 
-/* Apart from `apply`, which most calls leave without coming here. */
-static __attribute__((noinline)) bool record(wk_ctx *c, const wki_call *k) {
+static bool record(wk_ctx *c, const wki_call *k) {
     const wki_op *op = k->op;
     int nin = k->nin, nout = k->nout;
     wki_node *n = wki_node_new(c, k, needs_meta(k) ? nin : 0);
@@ -114,7 +113,7 @@ static __attribute__((noinline)) bool record(wk_ctx *c, const wki_call *k) {
     return true;
 }
 
-static bool wants_record(const wk_ctx *c, const wki_call *k) {
+static inline bool wants_record(const wk_ctx *c, const wki_call *k) {
     const wki_op *op = k->op;
     if (!c->grad_mode || !op->diff)
         return false;
@@ -124,11 +123,19 @@ static bool wants_record(const wk_ctx *c, const wki_call *k) {
     return false;
 }
 
-static bool apply(wk_ctx *c, wki_call *k, const wki_executor *self) {
+/* Two kinds of call need more than passing on. They stand apart, so that the others need no stack frame here. */
+static __attribute__((noinline)) bool apply_noted(wk_ctx *c, wki_call *k, const wki_executor *next,
+                                                  bool req) {
     if ((k->op->flags & WKI_OP_INPLACE) && !note_writes(c, k))
         return false;
-    bool req = wants_record(c, k); /* before the op runs: it may write flags */
-    return self->next->apply(c, k, self->next) && (!req || record(c, k));
+    return next->apply(c, k, next) && (!req || record(c, k));
+}
+
+static bool apply(wk_ctx *c, wki_call *k, const wki_executor *self) {
+    bool req = wants_record(c, k);
+    if (req || (k->op->flags & WKI_OP_INPLACE))
+        return apply_noted(c, k, self->next, req);
+    return self->next->apply(c, k, self->next);
 }
 
 const wki_executor wki_exec_autograd = {apply, &wki_exec_base};

@@ -152,7 +152,7 @@ static bool run_kernel(wk_ctx *c, wki_call *k) {
     return ok;
 }
 
-static bool eager(wk_ctx *c, wki_call *k) {
+static __attribute__((noinline)) bool eager(wk_ctx *c, wki_call *k) {
     for (int i = 0; i < k->nout; i++) {
         wki_tensor *t = k->out[i];
         t->st = wki_storage_new(c, WK_CPU, (size_t)t->numel * wki_dtype_size((wk_dtype)t->dtype), true);
@@ -166,23 +166,27 @@ static bool eager(wk_ctx *c, wki_call *k) {
     return loop ? run_loop(c, k, loop) : run_kernel(c, k);
 }
 
+/* A device whose only executor is the plan: a segment of one op. */
+static __attribute__((noinline)) bool run_plan(wk_ctx *c, wki_call *k) {
+    c->rec->eager = true;
+    bool ok = wki_record(c, k) && wki_flush(c);
+    c->rec->eager = false;
+    return ok;
+}
+
 enum { MAX_PENDING = 65536 }; /* ops that may join a pending segment outside a call before it is run */
+
+static __attribute__((noinline)) bool record_last(wk_ctx *c, wki_call *k) {
+    return wki_record(c, k) && wki_flush(c);
+}
 
 static bool apply(wk_ctx *c, wki_call *k, const wki_executor *self) {
     (void)self;
     if (k->op->flags & WKI_OP_VIEW)
         return true;
-    if (wki_recording(c)) {
-        if (!wki_record(c, k))
-            return false;
-        return c->rec->nops < MAX_PENDING || c->call_depth || wki_flush(c);
-    }
-    if (k->dev == WK_CPU)
-        return eager(c, k);
-    c->rec->eager = true;
-    bool ok = wki_record(c, k) && wki_flush(c);
-    c->rec->eager = false;
-    return ok;
+    if (wki_recording(c))
+        return c->rec->nops < MAX_PENDING || c->call_depth ? wki_record(c, k) : record_last(c, k);
+    return k->dev == WK_CPU ? eager(c, k) : run_plan(c, k);
 }
 
 const wki_executor wki_exec_base = {apply, NULL};

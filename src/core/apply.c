@@ -24,7 +24,7 @@ static bool bad_call(wk_ctx *c, wki_call *k) {
 static int dtype_rank(wk_dtype d) { return (int)d; } /* dtype.def is in promotion order */
 
 /* Casts the inputs to their common dtype and applies the op to those. */
-static bool promote(wk_ctx *c, wki_call *k) {
+static __attribute__((noinline)) bool promote(wk_ctx *c, wki_call *k) {
     wki_tensor *cast[8], *const *given = k->in;
     int best = -1;
     for (int i = 0; i < k->nin; i++)

@@ -61,7 +61,7 @@ struct wki_storage {
 
 enum {
     WKI_F_REQ = 1,   /* requires grad (leaf or result) */
-    WKI_F_PLAIN = 2, /* contiguous row-major */
+    WKI_F_PLAIN = 2, /* contiguous row-major; also when there are no elements */
     WKI_F_POISON = 4,
     WKI_F_KEEP = 8, /* wk_keep: promote at scope end */
     WKI_F_WHOLE =

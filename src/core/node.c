@@ -47,16 +47,18 @@ wki_node *wki_node_new(wk_ctx *c, const wki_call *k, int nmeta) {
     } else if (!(n = batch(c, cls))) {
         return NULL;
     }
-    *n = (wki_node){.op = k->op,
-                    .refs = 1,
-                    .nin = (uint16_t)nin,
-                    .nout = (uint16_t)nout,
-                    .nia = (uint16_t)nia,
-                    .nva = (uint16_t)nva,
-                    .size_class = (uint16_t)cls,
-                    .seq = c->node_seq++,
-                    .rng_seq = k->rng_seq,
-                    .caller = c->caller};
+    n->op = k->op;
+    n->refs = 1;
+    n->nin = (uint16_t)nin;
+    n->nout = (uint16_t)nout;
+    n->nia = (uint16_t)nia;
+    n->nva = (uint16_t)nva;
+    n->consumed = 0;
+    n->size_class = (uint16_t)cls;
+    n->deps = n->epoch = 0;
+    n->seq = c->node_seq++;
+    n->rng_seq = k->rng_seq;
+    n->caller = c->caller;
     char *at = (char *)(n + 1);
     n->edge = take(&at, nin * sizeof *n->edge);
     n->in = take(&at, nin * sizeof *n->in);

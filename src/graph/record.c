@@ -99,11 +99,12 @@ enum { REF_WORDS = 3 + 2 * WK_MAX_DIMS, META_WORDS = 1 + WK_MAX_DIMS };
 
 /* Room for one more op of this size, so that the appends below need no checks. */
 static inline bool reserve(wk_ctx *c, wki_recorder *r, const wki_call *k) {
-    size_t key = r->nkey + 2 + (size_t)k->nin * REF_WORDS + (size_t)k->nia,
-           meta = r->nmeta + (size_t)k->nout * META_WORDS;
-    size_t nbuf = r->nbuf + (size_t)k->nin + (size_t)k->nout, nval = r->nval + (size_t)k->nva;
-    bool fits = (key <= r->cap_key) & (meta <= r->cap_meta) & (nbuf <= r->cap_buf) & (nval <= r->cap_val);
-    return __builtin_expect(fits, 1) || grow_all(c, r, key, meta, nbuf, nval);
+    size_t nin = (size_t)k->nin, nout = (size_t)k->nout;
+    size_t key = r->nkey + 2 + nin * REF_WORDS + (size_t)k->nia, meta = r->nmeta + nout * META_WORDS;
+    size_t nbuf = r->nbuf + nin + nout, nval = r->nval + (size_t)k->nva;
+    if (__builtin_expect(key > r->cap_key || meta > r->cap_meta || nbuf > r->cap_buf || nval > r->cap_val, 0))
+        return grow_all(c, r, key, meta, nbuf, nval);
+    return true;
 }
 
 /* Sizes or strides. Copies all there is room for, which takes fewer instructions than what counts. */
@@ -131,7 +132,8 @@ static uint32_t find_external(const wki_recorder *r, const wki_storage *s, const
 }
 
 /* A tensor from outside the segment: one buffer per storage and offset. */
-static uint64_t *put_external(wki_recorder *r, uint64_t *at, const wki_tensor *t, uint64_t head) {
+static __attribute__((noinline)) uint64_t *put_external(wki_recorder *r, uint64_t *at, const wki_tensor *t,
+                                                        uint64_t head) {
     wki_storage *s = t->st;
     uint64_t *w = at + 1;
     uint32_t b = r->nbuf, known = b;
@@ -184,10 +186,10 @@ static inline uint64_t *put_ref(wki_recorder *r, uint64_t *at, const wki_tensor 
 }
 
 /* All that can fail, before anything is appended. */
-static inline bool prepare(wk_ctx *c, wki_recorder *r, wki_call *k) {
+static inline bool prepare(wk_ctx *c, wki_recorder *r, const wki_call *k) {
     if (!reserve(c, r, k))
         return false;
-    for (int i = 0; i < k->nout; i++) {
+    for (int i = 0, n = k->nout; i < n; i++) {
         wki_tensor *t = k->out[i];
         t->st = wki_storage_new(c, (wk_device)k->dev, (size_t)t->numel * wki_dtype_size((wk_dtype)t->dtype),
                                 false);
@@ -211,6 +213,11 @@ static inline void add_output(wki_recorder *r, const wki_tensor *t) {
     memcpy(m + 1, t->size, sizeof t->size);
 }
 
+static inline uint64_t head_word(const wki_call *k) {
+    return k->op->id | (uint64_t)k->nin << 16 | (uint64_t)k->nout << 32 | (uint64_t)k->nia << 40 |
+           (uint64_t)k->nva << 56;
+}
+
 static void note_writes(wki_recorder *r, const wki_call *k) {
     for (int role = 0, i = 0, n = wki_role_size(k->op, k->nin); i < k->nin; role++, i += n)
         for (int j = i; wki_role_written(k->op, role) && j < i + n; j++)
@@ -232,23 +239,22 @@ bool wki_record(wk_ctx *c, wki_call *k) {
     if (!prepare(c, r, k))
         return false;
     uint64_t *w = r->key + r->nkey;
-    *w++ = op->id | (uint64_t)k->nin << 16 | (uint64_t)k->nout << 32 | (uint64_t)k->nia << 40 |
-           (uint64_t)k->nva << 56;
-    for (int i = 0; i < k->nin; i++) {
-        if (!k->in[i]) {
+    *w++ = head_word(k);
+    for (int i = 0, n = k->nin; i < n; i++) {
+        const wki_tensor *t = k->in[i];
+        if (!t)
             *w++ = WKI_REF_ABSENT;
-            continue;
-        }
-        w = put_ref(r, w, k->in[i]);
+        else
+            w = put_ref(r, w, t);
     }
-    for (int i = 0; i < k->nia; i++)
+    for (int i = 0, n = k->nia; i < n; i++)
         *w++ = (uint64_t)k->ia[i];
     if (op->flags & WKI_OP_RNG)
         *w++ = k->rng_seq - r->rng_start;
     r->nkey = (size_t)(w - r->key);
-    for (int i = 0; i < k->nva; i++)
+    for (int i = 0, n = k->nva; i < n; i++)
         r->val[r->nval++] = k->va[i];
-    for (int i = 0; i < k->nout; i++)
+    for (int i = 0, n = k->nout; i < n; i++)
         add_output(r, k->out[i]);
     if (op->writes)
         note_writes(r, k);

@@ -76,11 +76,13 @@ wki_tensor *wki_reshape(wk_ctx *c, wki_tensor *x, int ndim, const int64_t *size)
     if (!usable(x))
         return x;
     in_op(c, WKI_OP_reshape);
-    wki_put_list(list, ndim, size);
+    list[0] = ndim && !size ? -1 : ndim;
     if (!wki_list_ok(c, list[0], "size"))
         return wki_poison(c);
-    for (int i = 0; i < ndim; i++)
-        negative |= list[1 + i];
+    for (int i = 0; i < ndim; i++) {
+        list[1 + i] = size[i];
+        negative |= size[i];
+    }
     if ((negative < 0 && !fill_in(c, x, ndim, list + 1)) || !wki_reshape_ok(c, x, list[0], list + 1))
         return wki_poison(c);
     if (x->flags & WKI_F_PLAIN || wki_view_strides(x, ndim, list + 1, stride))

@@ -44,7 +44,18 @@ static inline bool wki_size_ok(wk_ctx *c, int ndim, const int64_t *size) {
 }
 
 /* Strides that show x's elements in row-major order as `size` (of equal numel); false when only a copy can. */
-bool wki_view_strides(const wki_tensor *x, int ndim, const int64_t *size, int64_t *stride);
+bool wki_view_strides_of(const wki_tensor *x, int ndim, const int64_t *size,
+                         int64_t *stride); /* x not contiguous */
+static inline bool wki_view_strides(const wki_tensor *x, int ndim, const int64_t *size, int64_t *stride) {
+    if (!(x->flags & WKI_F_PLAIN))
+        return wki_view_strides_of(x, ndim, size, stride);
+    int64_t step = 1;
+    for (int d = ndim - 1; d >= 0; d--) {
+        stride[d] = step;
+        step *= size[d] > 0 ? size[d] : 1;
+    }
+    return true;
+}
 /* Has it as many elements? */
 bool wki_reshape_ok_slow(wk_ctx *c, const wki_tensor *x, int64_t ndim, const int64_t *size)
     __attribute__((cold));

@@ -12,16 +12,9 @@ static void share(wki_tensor *o, const wki_tensor *x) {
 }
 
 /* Old dimensions are merged into chunks that walk memory with one step; every new dimension must lie within a chunk. */
-bool wki_view_strides(const wki_tensor *x, int ndim, const int64_t *size, int64_t *stride) {
+bool wki_view_strides_of(const wki_tensor *x, int ndim, const int64_t *size, int64_t *stride) {
     int old = x->ndim - 1;
     int64_t left = 1, step = 1;
-    if ((x->flags & WKI_F_PLAIN) || x->numel == 0) {
-        for (int d = ndim - 1; d >= 0; d--) {
-            stride[d] = step;
-            step *= size[d] > 0 ? size[d] : 1;
-        }
-        return true;
-    }
     for (int d = ndim - 1; d >= 0; d--) {
         while (left == 1 && size[d] != 1 && old >= 0) {
             step = x->stride[old];
@@ -53,22 +46,42 @@ bool wki_reshape_ok_slow(wk_ctx *c, const wki_tensor *x, int64_t n, const int64_
                     wki_shape_text(so, sizeof so, (int)n, size), (long long)numel);
 }
 
-bool wki_infer_reshape_view(wk_ctx *c, const wki_call *k) {
-    const wki_tensor *x = k->in[0];
-    wki_tensor *o = k->out[0];
-    int n = (int)k->ia[0];
-    const int64_t *size = k->ia + 1;
+/* The common case in one pass: a contiguous tensor, no size 0. False: something else is the case. */
+static inline bool reshape_plain(wki_tensor *o, const wki_tensor *x, int n, const int64_t *size) {
+    int64_t step = 1;
+    bool odd = !(x->flags & WKI_F_PLAIN);
+    for (int d = n - 1; d >= 0; d--) {
+        o->size[d] = size[d];
+        o->stride[d] = step;
+        odd |= (size[d] <= 0) | __builtin_mul_overflow(step, size[d], &step);
+    }
+    return !odd && step == x->numel;
+}
+
+static __attribute__((noinline)) bool reshape_other(wk_ctx *c, wki_tensor *o, const wki_tensor *x, int n,
+                                                    const int64_t *size) {
     char sx[128], so[128];
-    if (!wki_reshape_ok(c, x, k->ia[0], size))
+    if (!wki_reshape_ok(c, x, n, size))
         return false;
     if (!wki_view_strides(x, n, size, o->stride))
         return wki_fail(c, WK_INTERNAL, "strides of shape %s do not allow a view as %s",
                         wki_shape_text(sx, sizeof sx, x->ndim, x->size),
                         wki_shape_text(so, sizeof so, n, size));
-    share(o, x);
-    o->ndim = (uint8_t)n;
     for (int i = 0; i < n; i++)
         o->size[i] = size[i];
+    return true;
+}
+
+bool wki_infer_reshape_view(wk_ctx *c, const wki_call *k) {
+    const wki_tensor *x = k->in[0];
+    wki_tensor *o = k->out[0];
+    int n = (int)k->ia[0];
+    if (!wki_list_ok(c, k->ia[0], "size"))
+        return false;
+    if (!reshape_plain(o, x, n, k->ia + 1) && !reshape_other(c, o, x, n, k->ia + 1))
+        return false;
+    share(o, x);
+    o->ndim = (uint8_t)n;
     o->numel = x->numel;
     o->flags |= x->flags & WKI_F_PLAIN;
     return true;
