@@ -69,7 +69,7 @@ static bool flat(const wki_call *k, const wki_loop *loop, wki_loop_run *r) {
             return false;
     for (int i = 0; i < k->nin; i++) {
         const wki_tensor *t = k->in[i];
-        if (!(t->flags & WKI_F_PLAIN) || t->ndim != o->ndim || memcmp(t->size, o->size, (size_t)o->ndim * 8))
+        if (!(t->flags & WKI_F_PLAIN) || !wki_shapes_equal(t, o))
             return false;
         wki_operand *d = &r->opnd[i];
         d->data = (char *)t->st->data + (size_t)t->off * wki_dtype_size((wk_dtype)t->dtype);

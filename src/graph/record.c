@@ -123,52 +123,57 @@ static inline uint64_t kind_of(const wki_tensor *t) {
     return t->flags & WKI_F_PLAIN ? WKI_REF_PLAIN : WKI_REF_STRIDED;
 }
 
-/* The storage's buffer that starts where t does, or the last one that does not. */
-static uint32_t find_external(const wki_recorder *r, const wki_storage *s, const wki_tensor *t) {
-    uint32_t b = s->rec_buf;
+/* The next buffer is t's storage from its offset on. Returns the bits that say so. */
+static inline uint64_t add_external(wki_recorder *r, const wki_tensor *t, uint32_t root) {
+    wki_storage *s = t->st;
+    uintptr_t addr = (uintptr_t)s->data + (size_t)t->off * wki_dtype_size((wk_dtype)t->dtype);
+    uint32_t b = r->nbuf++;
+    s->refs++;
+    r->buf[b] = (wki_rbuf){.st = s,
+                           .off = t->off,
+                           .root = root,
+                           .external = 1,
+                           .whole = (t->flags & WKI_F_WHOLE) != 0,
+                           .dtype = t->dtype};
+    return (uint64_t)b << 32 | WKI_REF_NEW | (s->pinned ? WKI_REF_PINNED : 0) |
+           (addr % 16 ? 0 : WKI_REF_ALIGNED) | (t->flags & WKI_F_WHOLE ? WKI_REF_DECL : 0);
+}
+
+/* A tensor whose storage has an external buffer already: the one that starts where t does, or another. */
+static uint64_t *put_external_again(wki_recorder *r, uint64_t *at, const wki_tensor *t, uint64_t head) {
+    uint32_t b = t->st->rec_buf;
     while (r->buf[b].off != t->off && r->buf[b].next_same)
         b = r->buf[b].next_same - 1;
-    return b;
+    wki_rbuf *rb = &r->buf[b];
+    if (rb->off != t->off) {
+        rb->next_same = r->nbuf + 1;
+        at[0] = head | add_external(r, t, t->st->rec_buf) | WKI_REF_ALIAS | kind_of(t);
+        at[1] = t->st->rec_buf;
+        return put_shape(at + 2, t, 0);
+    }
+    head |= (uint64_t)b << 32;
+    if ((t->flags & WKI_F_WHOLE) && rb->whole) {
+        *at = head | WKI_REF_WHOLE;
+        return at + 1;
+    }
+    if (t->flags & WKI_F_WHOLE) {
+        rb->whole = 1;
+        head |= WKI_REF_DECL;
+    }
+    *at = head | kind_of(t);
+    return put_shape(at + 1, t, 0);
 }
 
 /* A tensor from outside the segment: one buffer per storage and offset. */
 static __attribute__((noinline)) uint64_t *put_external(wki_recorder *r, uint64_t *at, const wki_tensor *t,
                                                         uint64_t head) {
     wki_storage *s = t->st;
-    uint64_t *w = at + 1;
-    uint32_t b = r->nbuf, known = b;
-    bool whole = t->flags & WKI_F_WHOLE;
     if (s->rec_epoch == r->epoch)
-        known = find_external(r, s, t);
-    if (known == b || r->buf[known].off != t->off) {
-        uint32_t root = known == b ? b : s->rec_buf;
-        uintptr_t addr = (uintptr_t)s->data + (size_t)t->off * wki_dtype_size((wk_dtype)t->dtype);
-        head |= WKI_REF_NEW | (s->pinned ? WKI_REF_PINNED : 0) | (addr % 16 ? 0 : WKI_REF_ALIGNED);
-        r->nbuf++;
-        r->buf[b] = (wki_rbuf){.st = s, .off = t->off, .root = root, .external = 1, .dtype = t->dtype};
-        s->refs++;
-        if (root == b) {
-            s->rec_epoch = r->epoch;
-            s->rec_buf = b;
-        } else {
-            r->buf[known].next_same = b + 1;
-            head |= WKI_REF_ALIAS;
-            *w++ = root;
-        }
-    } else {
-        b = known;
-    }
-    head |= (uint64_t)b << 32;
-    if (whole && r->buf[b].whole) {
-        *at = head | WKI_REF_WHOLE;
-        return w;
-    }
-    if (whole) {
-        r->buf[b].whole = 1;
-        head |= WKI_REF_DECL;
-    }
-    *at = head | kind_of(t);
-    return put_shape(w, t, 0);
+        return put_external_again(r, at, t, head);
+    s->rec_epoch = r->epoch;
+    s->rec_buf = r->nbuf;
+    *at = head | add_external(r, t, r->nbuf) | kind_of(t);
+    return put_shape(at + 1, t, 0);
 }
 
 /* Appends how an op sees t; returns the end of the stream. */
