@@ -3,6 +3,15 @@
 
 #include "core/core.h"
 
+static bool expanded(const wki_tensor *t) {
+    if (t->flags & WKI_F_PLAIN)
+        return false;
+    for (int d = 0; d < t->ndim; d++)
+        if (t->stride[d] == 0 && t->size[d] > 1)
+            return true;
+    return false;
+}
+
 /* In-place ops: legal targets, and the version every saved copy is compared with. */
 static bool note_writes(wk_ctx *c, const wki_call *k) {
     int n = wki_role_size(k->op, k->nin);
@@ -15,18 +24,20 @@ static bool note_writes(wk_ctx *c, const wki_call *k) {
                     : "input %d requires grad, which an in-place write would lose (wk_detach it, or turn "
                       "grad mode off)",
                 i);
-    for (int i = 0; i < k->nin; i++) {
-        const wki_tensor *t = k->in[i];
-        if (!wki_role_written(k->op, i / n))
+    for (int role = 0, i = 0; i < k->nin; role++, i += n) {
+        if (!wki_role_written(k->op, role))
             continue;
-        for (int d = 0; d < t->ndim && t->numel && !(t->flags & WKI_F_PLAIN); d++)
-            if (t->stride[d] == 0 && t->size[d] > 1)
+        for (int j = i; j < i + n; j++)
+            if (expanded(k->in[j]))
                 return wki_fail(c, WK_INVALID,
                                 "in-place write to an expanded tensor: several elements share memory");
     }
-    for (int role = 0, i = 0; i < k->nin; role++, i += n)
-        for (int j = i; wki_role_written(k->op, role) && j < i + n; j++)
+    for (int role = 0, i = 0; i < k->nin; role++, i += n) {
+        if (!wki_role_written(k->op, role))
+            continue;
+        for (int j = i; j < i + n; j++)
             wki_storage_bump(k->in[j]->st);
+    }
     return true;
 }
 

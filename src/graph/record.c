@@ -224,9 +224,12 @@ static inline uint64_t head_word(const wki_call *k) {
 }
 
 static void note_writes(wki_recorder *r, const wki_call *k) {
-    for (int role = 0, i = 0, n = wki_role_size(k->op, k->nin); i < k->nin; role++, i += n)
-        for (int j = i; wki_role_written(k->op, role) && j < i + n; j++)
+    for (int role = 0, i = 0, n = wki_role_size(k->op, k->nin); i < k->nin; role++, i += n) {
+        if (!wki_role_written(k->op, role))
+            continue;
+        for (int j = i; j < i + n; j++)
             r->buf[k->in[j]->st->rec_buf].written = 1;
+    }
 }
 
 bool wki_record(wk_ctx *c, wki_call *k) {

@@ -155,6 +155,8 @@ bool wki_infer_multi(wk_ctx *c, const wki_call *k) {
     int n = wki_role_size(op, k->nin);
     if (n == 0 || k->nin % op->roles)
         return wki_fail(c, WK_INVALID, "%d inputs are no multiple of %d", k->nin, op->roles);
+    if (k->nin > UINT16_MAX) /* what a recorded op's head word has room for */
+        return wki_fail(c, WK_INVALID, "%d tensors, at most %d fit into one update", k->nin, UINT16_MAX);
     for (int role = 0; role < op->roles; role++) {
         const char *name = op->in_names[role];
         bool written = wki_role_written(op, role);
