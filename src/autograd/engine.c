@@ -14,6 +14,7 @@ typedef struct engine {
         *all; /* every reached record, the roots' first; these hold references, and the roots all others */
     size_t nall, cap_all, nroots;
     bool create_graph, retain;
+    bool plain, kept; /* of all leaves, from one root, once; what it appends may be kept */
     wki_tensor *const *inputs; /* with respect to these only, or NULL: all leaves */
     int ninputs;
     wki_tensor **result; /* per input, internal reference */
@@ -263,6 +264,17 @@ static wki_tensor *root_gradient(engine *e, wki_tensor *root, wki_tensor *given)
     return g == c->poison ? NULL : g;
 }
 
+/* In place of the walk, what an equal one left behind. */
+static bool splice(engine *e, const wki_splice *s) {
+    if (!wki_splice_apply(e->c, s))
+        return false;
+    for (size_t i = 0; i < e->nall; i++) {
+        e->all[i]->consumed = 1;
+        wki_node_drop_saved(e->all[i]);
+    }
+    return true;
+}
+
 static bool run(engine *e, wki_tensor *const *roots, int nroots, wki_tensor *const *grads) {
     wk_ctx *c = e->c;
     for (int i = 0; i < nroots; i++) {
@@ -276,6 +288,10 @@ static bool run(engine *e, wki_tensor *const *roots, int nroots, wki_tensor *con
         e->all[i]->refs++;
     if (!discover(e))
         return false;
+    wki_splice *s = e->plain ? wki_splice_find(c, roots[0]) : NULL;
+    if (s)
+        return splice(e, s);
+    e->kept = e->plain && wki_splice_begin(c, e->all, e->nall);
     for (int i = 0; i < nroots; i++) {
         wki_tensor *g = root_gradient(e, roots[i], grads ? grads[i] : NULL);
         wki_edge to = {
@@ -314,6 +330,7 @@ static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor
                      wki_tensor **out) {
     wk_ctx *c = e->c;
     bool mode = c->grad_mode;
+    e->plain = nroots == 1 && !grads && !e->inputs && !e->retain;
     e->all = c->bw_all; /* the context keeps the lists, so a steady state allocates nothing */
     e->cap_all = c->cap_bw_all;
     e->heap = c->bw_heap;
@@ -324,6 +341,8 @@ static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor
     wk_scope_begin(c);
     bool ok = run(e, roots, nroots, grads);
     wk_scope_end(c);
+    if (ok && e->kept)
+        wki_splice_end(c, roots[0], e->all, e->nall);
     c->grad_mode = mode;
     for (int i = 0; i < e->ninputs; i++) {
         wki_tensor *r = e->result[i];

@@ -120,6 +120,8 @@ static bool record(wk_ctx *c, const wki_call *k) {
         keep_meta(&n->meta[i], k->in[i]);
     for (int i = 0; i < nout; i++)
         note_output(n, op, i, k->out[i]);
+    if (k->out[0]->st->pending || (op->flags & WKI_OP_VIEW))
+        wki_tape_note(c, n, k);
     wki_node_release(c, n); /* the outputs hold it now */
     return true;
 }

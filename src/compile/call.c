@@ -83,6 +83,7 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
     if (outer) {
         c->journal = true;
         c->rec->in_call = true;
+        wki_tape_reset(c->rec);
     }
     c->call_depth++;
     wk_scope_begin(c);

@@ -236,8 +236,10 @@ struct wki_node {
     uint16_t nia, nva;
     uint8_t consumed; /* backward went through it and freed what it saved */
     uint16_t size_class;
-    uint32_t deps;  /* traversal: edges from reachable consumers still to come */
-    uint32_t epoch; /* traversal */
+    uint32_t deps;       /* traversal: edges from reachable consumers still to come */
+    uint32_t epoch;      /* traversal */
+    uint32_t tape_epoch; /* of the recording whose tape it is on, else 0 */
+    uint32_t tape;       /* its number there */
     uint64_t seq;   /* creation order in the context */
     uint64_t rng_seq;
     const void *caller;
@@ -411,6 +413,19 @@ bool wki_rec_captured(const wk_ctx *c, const wki_storage *s); /* does the curren
 bool wki_rec_writes(const wk_ctx *c, const wki_storage *s);   /* does it write it in place */
 bool wki_touch_read(wki_tensor *t);  /* before the host reads: data is there; false after wki_fail */
 bool wki_touch_write(wki_tensor *t); /* before the host writes: nothing pending captured it */
+
+/* ---- splices (graph/splice.c) --------------------------------------------------------------------------------------- */
+
+/* Puts a new record of a recorded op, or of a view, on the recording's tape. */
+void wki_tape_note(wk_ctx *c, wki_node *n, const wki_call *k);
+/* A backward that was recorded before: from the same stream, the same values and the same tape, at the same record. */
+typedef struct wki_splice wki_splice;
+wki_splice *wki_splice_find(wk_ctx *c, const wki_tensor *root);
+/* Appends what that backward appended and gives the leaves their gradients; false after wki_fail. */
+bool wki_splice_apply(wk_ctx *c, const wki_splice *s);
+/* A backward starts: may what it appends be kept? Its end, with the records it went through. */
+bool wki_splice_begin(wk_ctx *c, wki_node *const *all, size_t n);
+void wki_splice_end(wk_ctx *c, const wki_tensor *root, wki_node *const *all, size_t n);
 
 /* Public entry: checks handles, notes the caller. Returns NULL (and t's context, when it has one, failed) if not usable. */
 wki_tensor *wki_enter_failed(const wk_tensor *h, const void *caller);

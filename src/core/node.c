@@ -55,7 +55,7 @@ wki_node *wki_node_new(wk_ctx *c, const wki_call *k, int nmeta) {
     n->nva = (uint16_t)nva;
     n->consumed = 0;
     n->size_class = (uint16_t)cls;
-    n->deps = n->epoch = 0;
+    n->deps = n->epoch = n->tape_epoch = 0;
     n->seq = c->node_seq++;
     n->rng_seq = k->rng_seq;
     n->caller = c->caller;

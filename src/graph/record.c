@@ -20,6 +20,7 @@ void wki_recorder_free(wk_ctx *c) {
     wki_free(r->buf);
     wki_free(r->val);
     wki_free(r->ptr);
+    wki_splices_free(r);
     wki_free(r);
     c->rec = NULL;
 }
@@ -44,7 +45,7 @@ void wki_rec_reset(wk_ctx *c, bool ok) {
     r->nops = 0;
     r->nkey = r->nmeta = 0;
     r->nbuf = r->nval = r->nref = 0;
-    r->epoch++;
+    wki_tape_reset(r);
     for (uint32_t i = 0; i < n; i++) {
         wki_storage *s = r->buf[i].st;
         if (!s)
@@ -74,7 +75,7 @@ void wki_rec_discard_failed(wk_ctx *c) {
     c->journal = false;
 }
 
-static bool grow(wk_ctx *c, void **p, size_t *cap, size_t need, size_t each) {
+bool wki_rec_grow(wk_ctx *c, void **p, size_t *cap, size_t need, size_t each) {
     size_t n = *cap ? *cap : 1024;
     while (n < need)
         n *= 2;
@@ -86,12 +87,12 @@ static bool grow(wk_ctx *c, void **p, size_t *cap, size_t need, size_t each) {
     return true;
 }
 
-static __attribute__((noinline)) bool grow_all(wk_ctx *c, wki_recorder *r, size_t key, size_t meta,
-                                               size_t nbuf, size_t nval) {
-    return (key <= r->cap_key || grow(c, (void **)&r->key, &r->cap_key, key, sizeof *r->key)) &&
-           (meta <= r->cap_meta || grow(c, (void **)&r->meta, &r->cap_meta, meta, sizeof *r->meta)) &&
-           (nbuf <= r->cap_buf || grow(c, (void **)&r->buf, &r->cap_buf, nbuf, sizeof *r->buf)) &&
-           (nval <= r->cap_val || grow(c, (void **)&r->val, &r->cap_val, nval, sizeof *r->val));
+__attribute__((noinline)) bool wki_rec_room(wk_ctx *c, size_t key, size_t meta, size_t nbuf, size_t nval) {
+    wki_recorder *r = c->rec;
+    return (key <= r->cap_key || wki_rec_grow(c, (void **)&r->key, &r->cap_key, key, sizeof *r->key)) &&
+           (meta <= r->cap_meta || wki_rec_grow(c, (void **)&r->meta, &r->cap_meta, meta, sizeof *r->meta)) &&
+           (nbuf <= r->cap_buf || wki_rec_grow(c, (void **)&r->buf, &r->cap_buf, nbuf, sizeof *r->buf)) &&
+           (nval <= r->cap_val || wki_rec_grow(c, (void **)&r->val, &r->cap_val, nval, sizeof *r->val));
 }
 
 /* Words that one reference and one output take at most; appending writes no further than that. */
@@ -103,7 +104,7 @@ static inline bool reserve(wk_ctx *c, wki_recorder *r, const wki_call *k) {
     size_t key = r->nkey + 2 + nin * REF_WORDS + (size_t)k->nia, meta = r->nmeta + nout * META_WORDS;
     size_t nbuf = r->nbuf + nin + nout, nval = r->nval + (size_t)k->nva;
     if (__builtin_expect(key > r->cap_key || meta > r->cap_meta || nbuf > r->cap_buf || nval > r->cap_val, 0))
-        return grow_all(c, r, key, meta, nbuf, nval);
+        return wki_rec_room(c, key, meta, nbuf, nval);
     return true;
 }
 
@@ -147,6 +148,7 @@ static uint64_t *put_external_again(wki_recorder *r, uint64_t *at, const wki_ten
     wki_rbuf *rb = &r->buf[b];
     if (rb->off != t->off) {
         rb->next_same = r->nbuf + 1;
+        r->touched = true;
         at[0] = head | add_external(r, t, t->st->rec_buf) | WKI_REF_ALIAS | kind_of(t);
         at[1] = t->st->rec_buf;
         return put_shape(at + 2, t, 0);
@@ -158,6 +160,7 @@ static uint64_t *put_external_again(wki_recorder *r, uint64_t *at, const wki_ten
     }
     if (t->flags & WKI_F_WHOLE) {
         rb->whole = 1;
+        r->touched = true;
         head |= WKI_REF_DECL;
     }
     *at = head | kind_of(t);
@@ -224,6 +227,7 @@ static inline uint64_t head_word(const wki_call *k) {
 }
 
 static void note_writes(wki_recorder *r, const wki_call *k) {
+    r->touched = true;
     for (int role = 0, i = 0, n = wki_role_size(k->op, k->nin); i < k->nin; role++, i += n) {
         if (!wki_role_written(k->op, role))
             continue;

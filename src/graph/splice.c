@@ -1,0 +1,358 @@
+/* Splices: a backward that was recorded before is appended to the stream as it was, without being walked again.
+ *
+ * What a backward records follows from what it starts from: the segment's stream so far, the values of its VALUE
+ * attributes, and how its autograd records hang together. The stream says nothing of the last, nor of views; so the tape
+ * notes both: per record the op's place in the stream, a view's attributes, and where each input's gradient goes. When
+ * stream, values, tape and root are those of an earlier backward, word by word, so is all that it appends, and the
+ * gradients it leaves. Where that is not certain (records from outside the segment, gradients that exist already, user
+ * ops, new external buffers), nothing is kept and the backward is walked. Calls core only. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph/graph.h"
+
+/* Backwards kept per context; the one that was not used for longest gives way. Where most do not come again, few are kept. */
+enum { KEPT = 8, PATIENCE = 16 };
+
+/* Sizes of a segment. */
+typedef struct extent {
+    size_t key, meta, tape;
+    uint32_t nops, nbuf, nval, nref;
+} extent;
+
+/* A gradient that a leaf gets. */
+typedef struct gradient {
+    wk_tensor *leaf;
+    uint32_t buf;
+    uint8_t dtype, ndim, flags;
+    size_t bytes; /* of the buffer */
+    int64_t off, numel, size[WK_MAX_DIMS], stride[WK_MAX_DIMS];
+} gradient;
+
+struct wki_splice {
+    extent from, to; /* `to` has no tape: backward makes no records */
+    uint64_t root;
+    int64_t ops;   /* applied, views among them */
+    uint64_t used; /* when last */
+    uint8_t dev;
+    /* The segment from its start, as the recorder has it; of the tape what there was at `from`, of the buffers those made
+       between `from` and `to`. */
+    uint64_t *key, *tape;
+    int64_t *meta;
+    double *val;
+    wki_rbuf *buf;
+    gradient *grad;
+    size_t cap_key, cap_tape, cap_meta, cap_val, cap_buf, cap_grad, ngrad;
+};
+
+struct wki_splices {
+    wki_splice s[KEPT];
+    uint64_t clock;
+    uint32_t misses; /* since one was found */
+    /* of the backward that runs */
+    extent from;
+    int64_t ops;
+    uint64_t rng_seq;
+    uint32_t epoch;
+};
+
+static extent extent_of(const wki_recorder *r) {
+    return (extent){r->nkey, r->nmeta, r->ntape, r->nops, r->nbuf, r->nval, r->nref};
+}
+
+void wki_tape_reset(wki_recorder *r) {
+    r->epoch++; /* records of an earlier tape are none of this one */
+    r->ntape = 0;
+    r->nrecords = 0;
+    r->no_tape = r->no_splices;
+}
+
+void wki_splices_free(wki_recorder *r) {
+    for (int i = 0; r->spl && i < KEPT; i++) {
+        wki_splice *s = &r->spl->s[i];
+        wki_free(s->key);
+        wki_free(s->tape);
+        wki_free(s->meta);
+        wki_free(s->val);
+        wki_free(s->buf);
+        wki_free(s->grad);
+    }
+    wki_free(r->spl);
+    wki_free(r->tape);
+}
+
+/* ---- the tape ------------------------------------------------------------------------------------------------------ */
+
+enum { TO_NOWHERE, TO_LEAF, TO_RECORD, TO_OUTSIDE }; /* low bits of an edge's word */
+
+static inline uint64_t record_word(const wki_node *n, uint32_t out_idx) {
+    return (uint64_t)n->tape << 16 | out_idx << 8 | TO_RECORD;
+}
+
+static inline uint64_t edge_word(const wki_recorder *r, const wki_edge *e) {
+    if (e->fn)
+        return e->fn->tape_epoch == r->epoch ? record_word(e->fn, e->out_idx) : TO_OUTSIDE;
+    return e->leaf ? (uint64_t)(uintptr_t)wki_handle(e->leaf) | TO_LEAF : TO_NOWHERE;
+}
+
+static __attribute__((cold, noinline)) bool longer_tape(wki_recorder *r, size_t need) {
+    size_t cap = r->cap_tape ? r->cap_tape : 1024;
+    while (cap < need)
+        cap *= 2;
+    uint64_t *p = wki_realloc(r->tape, cap * sizeof *p);
+    if (!p) {
+        r->no_tape = true; /* this segment's backwards are walked; nothing is wrong with it */
+        return false;
+    }
+    r->tape = p;
+    r->cap_tape = cap;
+    return true;
+}
+
+void wki_tape_note(wk_ctx *c, wki_node *n, const wki_call *k) {
+    wki_recorder *r = c->rec;
+    bool view = k->op->flags & WKI_OP_VIEW;
+    if (!wki_recording(c) || r->no_tape || (view && (k->nva || k->op->save_in || k->op->save_out)))
+        return;
+    size_t need = r->ntape + 1 + (size_t)n->nin + (size_t)k->nia;
+    if (__builtin_expect(need > r->cap_tape, 0) && !longer_tape(r, need))
+        return;
+    uint64_t *w = r->tape + r->ntape;
+    *w++ = (uint64_t)r->nops << 32 | (uint64_t)k->op->id << 16 | n->nin;
+    for (int i = 0, m = n->nin; i < m; i++)
+        *w++ = edge_word(r, &n->edge[i]);
+    for (int i = 0, m = view ? k->nia : 0; i < m; i++)
+        *w++ = (uint64_t)k->ia[i];
+    r->ntape = (size_t)(w - r->tape);
+    n->tape_epoch = r->epoch;
+    n->tape = r->nrecords++;
+}
+
+/* ---- finding and appending ----------------------------------------------------------------------------------------- */
+
+static bool same(const void *a, const void *b, size_t n, size_t each) { return !n || !memcmp(a, b, n * each); }
+
+static bool no_gradients(const wki_splice *s) {
+    for (size_t i = 0; i < s->ngrad; i++)
+        if (wki_slot(s->grad[i].leaf)->grad)
+            return false;
+    return true;
+}
+
+static bool fits(const wki_recorder *r, const wki_splice *s, uint64_t root) {
+    extent now = extent_of(r);
+    return s->used && s->root == root && s->dev == r->dev && !memcmp(&now, &s->from, sizeof now) &&
+           same(r->tape, s->tape, now.tape, sizeof *s->tape) && same(r->val, s->val, now.nval, sizeof *s->val) &&
+           same(r->key, s->key, now.key, sizeof *s->key) && no_gradients(s);
+}
+
+/* Is the root's record on the tape of a segment that is still recorded? */
+static bool on_tape(const wki_recorder *r, const wki_tensor *root) {
+    return r && r->nops && !r->no_tape && root->fn && root->fn->tape_epoch == r->epoch;
+}
+
+wki_splice *wki_splice_find(wk_ctx *c, const wki_tensor *root) {
+    wki_recorder *r = c->rec;
+    if (!on_tape(r, root) || !r->spl)
+        return NULL;
+    uint64_t word = record_word(root->fn, root->out_idx);
+    for (int i = 0; i < KEPT; i++) {
+        wki_splice *s = &r->spl->s[i];
+        if (fits(r, s, word)) {
+            s->used = ++r->spl->clock;
+            r->spl->misses = 0;
+            return s;
+        }
+    }
+    return NULL;
+}
+
+/* A pending storage behind a buffer that the splice appended. */
+static bool storage_of(wk_ctx *c, uint32_t b, uint8_t dev, size_t bytes, wki_storage **out) {
+    wki_recorder *r = c->rec;
+    wki_storage *s = r->buf[b].st;
+    if (s) {
+        s->refs++;
+    } else {
+        if (!(s = wki_storage_new(c, (wk_device)dev, bytes, false)))
+            return false;
+        s->pending = 1;
+        s->rec_epoch = r->epoch;
+        s->rec_buf = b;
+        r->buf[b].st = s;
+    }
+    *out = s;
+    return true;
+}
+
+static bool give(wk_ctx *c, const gradient *g, uint8_t dev) {
+    wki_tensor *leaf = wki_slot(g->leaf), *t;
+    if (!wki_undo_grad(c, leaf) || !(t = wki_tensor_new(c)))
+        return false;
+    t->dtype = g->dtype;
+    t->ndim = g->ndim;
+    t->flags |= g->flags;
+    t->off = g->off;
+    t->numel = g->numel;
+    memcpy(t->size, g->size, sizeof t->size);
+    memcpy(t->stride, g->stride, sizeof t->stride);
+    if (!storage_of(c, g->buf, dev, g->bytes, &t->st)) {
+        wki_tensor_disown(t);
+        wki_tensor_user_down(t);
+        return false;
+    }
+    wki_tensor_disown(t); /* the leaf holds it from here on */
+    leaf->grad = t;
+    return true;
+}
+
+bool wki_splice_apply(wk_ctx *c, const wki_splice *s) {
+    wki_recorder *r = c->rec;
+    const extent *a = &s->from, *b = &s->to;
+    if (!wki_rec_room(c, b->key, b->meta, b->nbuf, b->nval))
+        return false;
+    memcpy(r->key + a->key, s->key + a->key, (b->key - a->key) * sizeof *r->key);
+    memcpy(r->meta + a->meta, s->meta, (b->meta - a->meta) * sizeof *r->meta);
+    memcpy(r->val + a->nval, s->val + a->nval, (b->nval - a->nval) * sizeof *r->val);
+    memcpy(r->buf + a->nbuf, s->buf, (b->nbuf - a->nbuf) * sizeof *r->buf);
+    r->nkey = b->key;
+    r->nmeta = b->meta;
+    r->nops = b->nops;
+    r->nbuf = b->nbuf;
+    r->nval = b->nval;
+    r->nref = b->nref;
+    c->stats.ops += s->ops;
+    r->spliced++;
+    wk_scope_begin(c);
+    bool ok = true;
+    for (size_t i = 0; ok && i < s->ngrad; i++)
+        ok = give(c, &s->grad[i], s->dev);
+    wk_scope_end(c);
+    return ok;
+}
+
+/* ---- keeping ------------------------------------------------------------------------------------------------------- */
+
+/* Do all gradients start from nothing, and are all records of this tape and of ops that only depend on what is compared? */
+static bool certain(const wki_recorder *r, wki_node *const *all, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        if (all[i]->tape_epoch != r->epoch || (all[i]->op->flags & WKI_OP_USER))
+            return false;
+        for (int j = 0; j < all[i]->nin; j++)
+            if (all[i]->edge[j].leaf && all[i]->edge[j].leaf->grad)
+                return false;
+    }
+    return true;
+}
+
+bool wki_splice_begin(wk_ctx *c, wki_node *const *all, size_t n) {
+    wki_recorder *r = c->rec;
+    if (!r->nops || r->no_tape || !certain(r, all, n))
+        return false;
+    if (!r->spl && !(r->spl = wki_calloc(1, sizeof *r->spl)))
+        return false;
+    struct wki_splices *k = r->spl;
+    if (++k->misses > PATIENCE && k->misses % PATIENCE)
+        return false;
+    k->from = extent_of(r);
+    k->ops = c->stats.ops;
+    k->rng_seq = c->rng_seq;
+    k->epoch = r->epoch;
+    r->touched = false;
+    return true;
+}
+
+static bool room(void **p, size_t *cap, size_t need, size_t each) {
+    if (need <= *cap)
+        return true;
+    void *q = wki_realloc(*p, need * each);
+    if (!q)
+        return false;
+    *p = q;
+    *cap = need;
+    return true;
+}
+
+/* Copies n items to where a splice keeps them. */
+static bool keep(void **p, size_t *cap, const void *from, size_t n, size_t each) {
+    if (!room(p, cap, n, each))
+        return false;
+    if (n)
+        memcpy(*p, from, n * each);
+    return true;
+}
+
+#define KEEP(s, what, from, n) keep((void **)&(s)->what, &(s)->cap_##what, from, n, sizeof *(s)->what)
+
+/* Notes a leaf's gradient, which must lie in a buffer made since `first`. One that is noted already is no second. */
+static bool keep_gradient(wki_splice *s, const wki_recorder *r, uint32_t first, wki_tensor *leaf) {
+    const wki_tensor *g = leaf->grad;
+    if (!g)
+        return true;
+    const wki_storage *st = g->st;
+    if (!st->pending || st->rec_epoch != r->epoch || st->rec_buf < first || g->fn)
+        return false;
+    if (s->ngrad == s->cap_grad && !room((void **)&s->grad, &s->cap_grad, 2 * s->ngrad + 16, sizeof *s->grad))
+        return false;
+    gradient *k = &s->grad[s->ngrad++];
+    *k = (gradient){.leaf = wki_handle(leaf),
+                    .buf = st->rec_buf,
+                    .dtype = g->dtype,
+                    .ndim = g->ndim,
+                    .flags = g->flags & (WKI_F_PLAIN | WKI_F_WHOLE),
+                    .off = g->off,
+                    .numel = g->numel,
+                    .bytes = st->bytes};
+    memcpy(k->size, g->size, sizeof k->size);
+    memcpy(k->stride, g->stride, sizeof k->stride);
+    return true;
+}
+
+static int by_leaf(const void *a, const void *b) {
+    uintptr_t x = (uintptr_t)((const gradient *)a)->leaf, y = (uintptr_t)((const gradient *)b)->leaf;
+    return (x > y) - (x < y);
+}
+
+static bool keep_gradients(wki_splice *s, const wki_recorder *r, uint32_t first, wki_node *const *all, size_t n) {
+    s->ngrad = 0;
+    for (size_t i = 0; i < n; i++)
+        for (int j = 0; j < all[i]->nin; j++)
+            if (all[i]->edge[j].leaf && !keep_gradient(s, r, first, all[i]->edge[j].leaf))
+                return false;
+    if (s->ngrad)
+        qsort(s->grad, s->ngrad, sizeof *s->grad, by_leaf);
+    size_t m = 0;
+    for (size_t i = 0; i < s->ngrad; i++) /* a leaf that several records lead to */
+        if (!m || s->grad[m - 1].leaf != s->grad[i].leaf)
+            s->grad[m++] = s->grad[i];
+    s->ngrad = m;
+    return true;
+}
+
+void wki_splice_end(wk_ctx *c, const wki_tensor *root, wki_node *const *all, size_t n) {
+    wki_recorder *r = c->rec;
+    struct wki_splices *k = r->spl;
+    if (r->epoch != k->epoch || r->touched || c->rng_seq != k->rng_seq)
+        return;
+    for (uint32_t b = k->from.nbuf; b < r->nbuf; b++)
+        if (r->buf[b].external)
+            return;
+    wki_splice *s = &k->s[0];
+    for (int i = 1; i < KEPT; i++)
+        if (k->s[i].used < s->used)
+            s = &k->s[i];
+    s->used = 0;
+    s->from = k->from;
+    s->to = extent_of(r);
+    s->root = record_word(root->fn, root->out_idx);
+    s->dev = r->dev;
+    s->ops = c->stats.ops - k->ops;
+    if (!KEEP(s, key, r->key, r->nkey) || !KEEP(s, tape, r->tape, s->from.tape) ||
+        !KEEP(s, val, r->val, r->nval) || !KEEP(s, meta, r->meta + s->from.meta, r->nmeta - s->from.meta) ||
+        !KEEP(s, buf, r->buf + s->from.nbuf, r->nbuf - s->from.nbuf) ||
+        !keep_gradients(s, r, s->from.nbuf, all, n))
+        return;
+    for (uint32_t i = 0; i < r->nbuf - s->from.nbuf; i++)
+        s->buf[i].st = NULL;
+    s->used = ++k->clock;
+}
