@@ -1,0 +1,289 @@
+/* Splices against the walk that they stand in for: the same steps in two contexts, one of which walks every backward. Loss,
+ * gradients and parameters must agree bit for bit, and splices must have happened where they may, and only there. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph/graph.h"
+#include "harness.h"
+
+enum { STEPS = 8, WIDTH = 6, PARAMS = 3 };
+
+typedef struct world {
+    wk_ctx *c;
+    wk_tensor *w[PARAMS], *x;
+    wk_optim *optim;
+    wk_compiled *f;
+    int i, user_op, vjps; /* the step; an op of the user's; how often its gradient was asked for */
+} world;
+
+/* The forward and backward of step w->i; the loss. */
+typedef wk_tensor *(*step_fn)(wk_ctx *c, world *w);
+static _Thread_local step_fn the_step;
+static _Thread_local world *the_world;
+
+static void call(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)in, (void)nin, (void)nout;
+    out[0] = the_step(c, self);
+}
+
+static void twice_cpu(const wk_array *in, wk_array *out, const double *attr) {
+    (void)attr;
+    int64_t n = 1;
+    for (int d = 0; d < in[0].ndim; d++)
+        n *= in[0].size[d];
+    for (int64_t i = 0; i < n; i++)
+        ((float *)out[0].data)[i] = 2 * ((const float *)in[0].data)[i];
+}
+
+static bool twice_infer(const wk_array *in, const double *attr, wk_array *out, int64_t (*size)[WK_MAX_DIMS],
+                        char err[256]) {
+    (void)attr, (void)err;
+    out[0].ndim = in[0].ndim;
+    memcpy(size[0], in[0].size, (size_t)in[0].ndim * sizeof(int64_t));
+    return true;
+}
+
+/* Not the same in every step, which no splice could know. */
+static void twice_vjp(wk_ctx *c, wk_tensor *const *in, wk_tensor *const *out, wk_tensor *const *gout,
+                      const double *attr, wk_tensor **gin) {
+    (void)c, (void)in, (void)out, (void)attr;
+    the_world->vjps++;
+    gin[0] = wk_mul_scalar(gout[0], 2 + the_world->i);
+}
+
+/* The runtime has the user's op once: `op` is its number, -1 where it is still to be made. */
+static void open_world(world *w, bool splices, int op) {
+    *w = (world){.c = wk_ctx_new(NULL), .user_op = op};
+    REQUIRE(w->c);
+    wk_seed(w->c, 17);
+    w->c->rec->no_splices = !splices;
+    for (int i = 0; i < PARAMS; i++)
+        w->w[i] = wk_requires_grad(wk_randn(w->c, 2, (int64_t[]){WIDTH, WIDTH}), true);
+    w->x = wk_randn(w->c, 2, (int64_t[]){4, WIDTH});
+    wk_sgd_options o;
+    wk_sgd_options_init(&o);
+    o.lr = 0.01;
+    w->optim = wk_sgd(w->c, w->w, PARAMS, &o);
+    wk_op_desc d;
+    wk_op_desc_init(&d);
+    d.name = "splice_twice";
+    d.nin = d.nout = 1;
+    d.infer = twice_infer;
+    d.cpu = twice_cpu;
+    d.vjp = twice_vjp;
+    if (op < 0)
+        w->user_op = wk_register_op(w->c, &d);
+    w->f = wk_compile(w->c, call, w, NULL);
+    REQUIRE(!wk_failed(w->c));
+}
+
+static void same_bits(wk_tensor *a, wk_tensor *b) {
+    REQUIRE(!a == !b);
+    if (!a)
+        return;
+    size_t n = (size_t)wk_numel(a) * sizeof(float);
+    REQUIRE(n == (size_t)wk_numel(b) * sizeof(float));
+    float x[256] = {0}, y[256] = {0};
+    REQUIRE(n <= sizeof x);
+    wk_read(a, x, n);
+    wk_read(b, y, n);
+    CHECK_MEM(x, y, n);
+}
+
+static void run_step(world *w, int i, wk_tensor **loss) {
+    w->i = i;
+    the_world = w;
+    wk_call_n(w->f, NULL, 0, loss, 1);
+}
+
+/* Runs the steps in both worlds. `spliced`: how many backwards must have been. */
+static void compare(step_fn step, uint64_t spliced) {
+    world fast, slow;
+    open_world(&fast, true, -1);
+    open_world(&slow, false, fast.user_op);
+    the_step = step;
+    for (int i = 0; i < STEPS; i++) {
+        wk_tensor *a, *b;
+        wk_scope_begin(fast.c);
+        wk_scope_begin(slow.c);
+        run_step(&fast, i, &a);
+        run_step(&slow, i, &b);
+        wk_error e = {0}, g = {0};
+        CHECK_EQ_I(wk_error_take(fast.c, &e), wk_error_take(slow.c, &g));
+        CHECK_STR(e.message, g.message);
+        if (!e.message[0])
+            same_bits(a, b);
+        for (int p = 0; p < PARAMS; p++) {
+            same_bits(fast.w[p], slow.w[p]);
+            same_bits(wk_grad(fast.w[p]), wk_grad(slow.w[p]));
+        }
+        wk_scope_end(fast.c);
+        wk_scope_end(slow.c);
+    }
+    CHECK_EQ_I(fast.vjps, slow.vjps);
+    CHECK_EQ_I(slow.c->rec->spliced, 0);
+    CHECK_EQ_I(fast.c->rec->spliced, spliced);
+    CHECK_EQ_I(fast.c->stats.ops, slow.c->stats.ops);
+    wk_ctx_free(fast.c);
+    wk_ctx_free(slow.c);
+}
+
+static wk_tensor *total(wk_tensor *x) { return wk_sum(x, NULL, 0, false); }
+static wk_tensor *square(wk_tensor *x) { return wk_mul(x, x); }
+
+static wk_tensor *net(wk_ctx *c, world *w) {
+    (void)c;
+    wk_tensor *h = wk_tanh(wk_linear(w->x, w->w[0], NULL));
+    h = wk_add(h, wk_gelu(wk_linear(h, w->w[1], NULL)));
+    return total(square(wk_linear(h, w->w[2], NULL)));
+}
+
+static wk_tensor *finish(world *w, wk_tensor *loss) {
+    wk_backward(loss);
+    wk_optim_step(w->optim);
+    return loss;
+}
+
+static wk_tensor *plain(wk_ctx *c, world *w) { return finish(w, net(c, w)); }
+TEST(splice, every_step_after_the_first) { compare(plain, STEPS - 1); }
+
+/* Gradients are left to the caller, who sees them. */
+static wk_tensor *no_update(wk_ctx *c, world *w) {
+    wk_tensor *loss = net(c, w);
+    for (int i = 0; i < PARAMS; i++)
+        wk_zero_grad(w->w[i]);
+    wk_backward(loss);
+    return loss;
+}
+TEST(splice, gradients_that_stay) { compare(no_update, STEPS - 1); }
+
+static wk_tensor *accumulates(wk_ctx *c, world *w) {
+    wk_tensor *loss = net(c, w);
+    wk_backward(loss);
+    if (w->i % 2)
+        wk_optim_step(w->optim);
+    return loss;
+}
+TEST(splice, not_onto_gradients_that_exist) { compare(accumulates, STEPS / 2 - 1); }
+
+static wk_tensor *values(wk_ctx *c, world *w) {
+    return finish(w, wk_mul_scalar(net(c, w), w->i / 2 == 1 ? 3.0 : 0.5));
+}
+TEST(splice, values_that_change) { compare(values, STEPS - 2); }
+
+static wk_tensor *frozen(wk_ctx *c, world *w) {
+    wk_requires_grad(w->w[1], w->i % 3 != 1);
+    return finish(w, net(c, w));
+}
+TEST(splice, leaves_that_freeze) { compare(frozen, STEPS - 2); }
+
+/* The stream is the same whichever of two equal leaves is used. */
+static wk_tensor *swapped(wk_ctx *c, world *w) {
+    (void)c;
+    wk_tensor *h = wk_linear(w->x, w->w[w->i % 2], NULL);
+    return finish(w, total(wk_mul(h, h)));
+}
+TEST(splice, leaves_that_swap) { compare(swapped, STEPS - 2); }
+
+/* The same ops, of which another one takes part in the gradient. */
+static wk_tensor *other_half(wk_ctx *c, world *w) {
+    wk_tensor *h[2];
+    for (int i = 0; i < 2; i++) {
+        bool old = wk_grad_enable(c, i == w->i % 2);
+        h[i] = wk_linear(w->x, w->w[0], NULL);
+        wk_grad_enable(c, old);
+    }
+    return finish(w, total(wk_mul(h[0], wk_exp(h[1]))));
+}
+TEST(splice, ops_that_take_turns_without_gradient) { compare(other_half, STEPS - 2); }
+
+/* A view leaves nothing in the stream but what its result looks like. */
+static wk_tensor *view(wk_ctx *c, world *w) {
+    (void)c;
+    int64_t at = w->i % 2 ? 1 : 3;
+    wk_tensor *part = wk_slice(wk_reshape(w->w[0], 1, (int64_t[]){-1}), 0, at, at + 4, 1);
+    return finish(w, total(wk_mul(wk_exp(part), wk_slice(wk_reshape(w->w[1], 1, (int64_t[]){-1}), 0, 0, 4, 1))));
+}
+TEST(splice, views_that_move) { compare(view, STEPS - 2); }
+
+static wk_tensor *detached(wk_ctx *c, world *w) {
+    (void)c;
+    wk_tensor *h = wk_tanh(wk_linear(w->x, w->w[0], NULL));
+    if (w->i % 2)
+        h = wk_detach(h);
+    return finish(w, total(square(wk_linear(h, w->w[1], NULL))));
+}
+TEST(splice, graphs_that_are_cut) { compare(detached, STEPS - 2); }
+
+static wk_tensor *dropout(wk_ctx *c, world *w) {
+    (void)c;
+    wk_tensor *h = wk_dropout(wk_linear(w->x, w->w[0], NULL), 0.5);
+    return finish(w, total(square(wk_linear(h, w->w[1], NULL))));
+}
+TEST(splice, random_numbers) { compare(dropout, STEPS - 1); }
+
+static wk_tensor *lengths(wk_ctx *c, world *w) {
+    wk_tensor *x = wk_ones(c, WK_F32, 2, (int64_t[]){1 + w->i % 4, WIDTH});
+    return finish(w, total(square(wk_linear(wk_tanh(wk_linear(x, w->w[0], NULL)), w->w[1], NULL))));
+}
+TEST(splice, shapes_that_come_again) { compare(lengths, STEPS - 4); }
+
+static wk_tensor *read_before(wk_ctx *c, world *w) {
+    wk_tensor *loss = net(c, w);
+    wk_item(loss);
+    return finish(w, loss);
+}
+TEST(splice, not_after_a_read) { compare(read_before, 0); }
+
+static wk_tensor *read_between(wk_ctx *c, world *w) {
+    (void)c;
+    wk_tensor *h = wk_tanh(wk_linear(w->x, w->w[0], NULL));
+    wk_item(total(h));
+    return finish(w, total(square(wk_linear(h, w->w[1], NULL))));
+}
+TEST(splice, not_through_an_earlier_segment) { compare(read_between, 0); }
+
+static wk_tensor *two_losses(wk_ctx *c, world *w) {
+    wk_tensor *a = net(c, w);
+    wk_backward(a);
+    wk_optim_step(w->optim);
+    wk_tensor *b = net(c, w);
+    wk_backward(b);
+    wk_optim_step(w->optim);
+    return wk_add(a, b);
+}
+TEST(splice, two_steps_in_a_call) { compare(two_losses, 2 * (STEPS - 1)); }
+
+static wk_tensor *user(wk_ctx *c, world *w) {
+    wk_tensor *h = wk_linear(w->x, w->w[0], NULL), *y;
+    wk_user_op(c, w->user_op, &h, NULL, &y);
+    return finish(w, total(square(y)));
+}
+TEST(splice, not_through_a_users_op) { compare(user, 0); }
+
+/* Backward twice through one graph: allowed where the first kept it, an error where it did not. */
+static wk_tensor *again(wk_ctx *c, world *w) {
+    wk_tensor *h = wk_tanh(wk_linear(w->x, w->w[0], NULL)), *a = total(h), *b = total(square(h));
+    wk_backward_options o;
+    wk_backward_options_init(&o);
+    o.retain_graph = w->i != 4;
+    wk_backward_ex(&a, 1, &o);
+    for (int i = 0; i < PARAMS; i++)
+        wk_zero_grad(w->w[i]);
+    wk_backward(b);
+    wk_optim_step(w->optim);
+    (void)c;
+    return b;
+}
+TEST(splice, graphs_that_were_freed) {
+    compare(again, STEPS - 2); /* all but the first and the one that fails */
+}
+
+/* One leaf at several places, and a leaf that is the root's view. */
+static wk_tensor *tied(wk_ctx *c, world *w) {
+    (void)c;
+    wk_tensor *h = wk_linear(wk_linear(w->x, w->w[0], NULL), w->w[0], NULL);
+    return finish(w, wk_add(total(wk_mul(h, h)), total(wk_reshape(w->w[1], 1, (int64_t[]){-1}))));
+}
+TEST(splice, tied_weights) { compare(tied, STEPS - 1); }
