@@ -57,7 +57,7 @@ static void open_world(world *w, bool splices, int op) {
     *w = (world){.c = wk_ctx_new(NULL), .user_op = op};
     REQUIRE(w->c);
     wk_seed(w->c, 17);
-    w->c->rec->no_splices = !splices;
+    w->c->tape.off = !splices;
     for (int i = 0; i < PARAMS; i++)
         w->w[i] = wk_requires_grad(wk_randn(w->c, 2, (int64_t[]){WIDTH, WIDTH}), true);
     w->x = wk_randn(w->c, 2, (int64_t[]){4, WIDTH});

@@ -108,6 +108,36 @@ static inline void note_output(wki_node *n, const wki_op *op, int i, wki_tensor 
     n->refs++;
 }
 
+static inline uint64_t edge_word(const wki_edge *e, uint32_t epoch) {
+    if (e->fn)
+        return e->fn->tape_epoch != epoch
+                   ? WKI_TO_OUTSIDE
+                   : (uint64_t)e->fn->tape << 16 | (uint64_t)e->out_idx << 8 | WKI_TO_RECORD;
+    return e->leaf ? (uint64_t)(uintptr_t)wki_handle(e->leaf) | WKI_TO_LEAF : WKI_TO_NOWHERE;
+}
+
+/* Puts the record of a recorded op, or of a view, on the tape: its place in the stream, where its gradients go, and of a
+   view, which the stream does not have, the attributes. */
+static inline void put_on_tape(wk_ctx *c, wki_node *n, const wki_call *k) {
+    wki_tape *t = &c->tape;
+    const wki_op *op = k->op;
+    bool view = op->flags & WKI_OP_VIEW;
+    if (view ? !t->on || k->nva || op->save_in || op->save_out : !k->out[0]->st->pending || !t->on)
+        return;
+    size_t need = t->n + 1 + (size_t)k->nin + (size_t)k->nia;
+    if (__builtin_expect(need > t->cap, 0) && !wki_tape_grow(c, need))
+        return;
+    uint64_t *w = t->word + t->n;
+    *w++ = (view ? 0 : (uint64_t)k->place << 32) | (uint64_t)op->id << 16 | n->nin;
+    for (int i = 0, m = k->nin; i < m; i++)
+        *w++ = edge_word(&n->edge[i], t->epoch);
+    for (int i = 0, m = view ? k->nia : 0; i < m; i++)
+        *w++ = (uint64_t)k->ia[i];
+    t->n = (size_t)(w - t->word);
+    n->tape_epoch = t->epoch;
+    n->tape = t->records++;
+}
+
 static bool record(wk_ctx *c, const wki_call *k) {
     const wki_op *op = k->op;
     int nin = k->nin, nout = k->nout;
@@ -120,8 +150,7 @@ static bool record(wk_ctx *c, const wki_call *k) {
         keep_meta(&n->meta[i], k->in[i]);
     for (int i = 0; i < nout; i++)
         note_output(n, op, i, k->out[i]);
-    if (k->out[0]->st->pending || (op->flags & WKI_OP_VIEW))
-        wki_tape_note(c, n, k);
+    put_on_tape(c, n, k);
     wki_node_release(c, n); /* the outputs hold it now */
     return true;
 }

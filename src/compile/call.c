@@ -83,7 +83,7 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
     if (outer) {
         c->journal = true;
         c->rec->in_call = true;
-        wki_tape_reset(c->rec);
+        wki_tape_reset(c);
     }
     c->call_depth++;
     wk_scope_begin(c);
@@ -104,6 +104,8 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
     if (!outer)
         goto end;
     c->rec->in_call = false;
+    if (!c->rec->nops)
+        wki_tape_reset(c);
     if (c->failed) {
         wki_recorder_discard(c);
         c->journal = false;

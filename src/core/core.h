@@ -191,6 +191,7 @@ struct wki_call {
     wki_tensor **out;      /* filled by wki_apply; owned by the current scope */
     const void *caller;    /* return address in the user's program */
     uint8_t dev; /* wk_device, set by wki_apply: where the inputs are; the context's when there is none */
+    uint32_t place; /* set by wki_record: which op of the stream it is */
     uint64_t rng_seq; /* set by wki_apply for RNG ops */
 };
 
@@ -278,6 +279,16 @@ typedef struct wki_undo { /* what a discarded recording restores */
     int64_t *p, v;   /* I64 */
 } wki_undo;
 
+/* What the stream of a recording does not say of its autograd records: graph/splice.c. */
+typedef struct wki_tape {
+    uint64_t *word;
+    size_t n, cap;
+    uint32_t epoch; /* the recorder's */
+    uint32_t records;
+    bool on;  /* while recording, as long as there is memory */
+    bool off; /* set by tests: no tape, so no splices */
+} wki_tape;
+
 struct wk_ctx {
     wk_runtime *rt;
     const wki_executor *exec; /* top of the stack */
@@ -303,6 +314,7 @@ struct wk_ctx {
     wki_node *free_nodes[16]; /* by size class: core/node.c */
     struct wki_chunk *chunks; /* all pool memory, freed with the context */
     wki_recorder *rec;
+    wki_tape tape;
     struct wki_plan_ctx
         *plans; /* compile/plan.c: plans this context used, with the device's state for them */
     /* traversal */
@@ -374,7 +386,12 @@ wki_tensor *wki_alias(wk_ctx *c, wki_tensor *t);    /* another handle on the sam
 wki_tensor *wki_detached(wk_ctx *c, wki_tensor *t); /* same storage, no graph */
 void wki_drop_grad(wki_tensor *t);
 void *wki_pool_bytes(wk_ctx *c, size_t bytes); /* lives as long as the context; NULL when out of memory */
-void wki_storage_bump(wki_storage *s);         /* an in-place write */
+static inline void wki_storage_bump(wki_storage *s) { /* an in-place write */
+    if (s->shared)
+        s->version = atomic_fetch_add_explicit(&s->shared->version, 1, memory_order_relaxed) + 1;
+    else
+        s->version++;
+}
 static inline uint32_t wki_storage_version(const wki_storage *s) {
     return s->shared ? atomic_load_explicit(&s->shared->version, memory_order_relaxed) : s->version;
 }
@@ -416,8 +433,10 @@ bool wki_touch_write(wki_tensor *t); /* before the host writes: nothing pending 
 
 /* ---- splices (graph/splice.c) --------------------------------------------------------------------------------------- */
 
-/* Puts a new record of a recorded op, or of a view, on the recording's tape. */
-void wki_tape_note(wk_ctx *c, wki_node *n, const wki_call *k);
+bool wki_tape_grow(wk_ctx *c, size_t need); /* false: the tape is off for this recording */
+/* Low bits of the word that says where an input's gradient goes. */
+enum { WKI_TO_NOWHERE, WKI_TO_LEAF, WKI_TO_RECORD, WKI_TO_OUTSIDE };
+
 /* A backward that was recorded before: from the same stream, the same values and the same tape, at the same record. */
 typedef struct wki_splice wki_splice;
 wki_splice *wki_splice_find(wk_ctx *c, const wki_tensor *root);

@@ -206,13 +206,6 @@ void wki_storage_free(wki_storage *s) {
     c->free_storages = s;
 }
 
-void wki_storage_bump(wki_storage *s) {
-    if (s->shared)
-        s->version = atomic_fetch_add_explicit(&s->shared->version, 1, memory_order_relaxed) + 1;
-    else
-        s->version++;
-}
-
 wki_storage *wki_storage_share(wk_ctx *to, wki_storage *s) {
     if (!s->shared) {
         wki_shared *h = wki_malloc(sizeof *h);

@@ -45,12 +45,7 @@ struct wki_recorder {
     uint64_t rng_start; /* the context's sequence number when the segment began */
     void **ptr;         /* scratch of a flush: one address per buffer */
     uint32_t cap_ptr;
-    /* Splices (splice.c). The tape says of every autograd record of the segment what the stream does not. */
-    uint64_t *tape;
-    size_t ntape, cap_tape;
-    uint32_t nrecords;       /* on the tape */
-    bool no_splices;         /* set by tests: every backward is walked */
-    bool no_tape;            /* also where it did not fit into memory */
+    /* Splices (splice.c). */
     bool touched;            /* an op changed what was noted of a buffer that existed before it */
     struct wki_splices *spl; /* made by the first backward */
     uint64_t spliced;        /* backwards that were */
@@ -114,9 +109,9 @@ const wki_op *wki_op_by_id(wk_runtime *rt, uint32_t id);
 /* Room for what a segment will be after appending; false after wki_fail. */
 bool wki_rec_room(wk_ctx *c, size_t key, size_t meta, size_t nbuf, size_t nval);
 bool wki_rec_grow(wk_ctx *c, void **p, size_t *cap, size_t need, size_t each);
-/* A recording starts: the tape is empty. */
-void wki_tape_reset(wki_recorder *r);
-void wki_splices_free(wki_recorder *r);
+/* No op is pending: a new epoch with an empty tape, which is written to if a call records. */
+void wki_tape_reset(wk_ctx *c);
+void wki_splices_free(wk_ctx *c);
 
 /* Ends the segment: buffers forget it. `ok` false: pending storages are marked failed. */
 void wki_rec_reset(wk_ctx *c, bool ok);

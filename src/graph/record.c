@@ -20,7 +20,7 @@ void wki_recorder_free(wk_ctx *c) {
     wki_free(r->buf);
     wki_free(r->val);
     wki_free(r->ptr);
-    wki_splices_free(r);
+    wki_splices_free(c);
     wki_free(r);
     c->rec = NULL;
 }
@@ -45,7 +45,7 @@ void wki_rec_reset(wk_ctx *c, bool ok) {
     r->nops = 0;
     r->nkey = r->nmeta = 0;
     r->nbuf = r->nval = r->nref = 0;
-    wki_tape_reset(r);
+    wki_tape_reset(c);
     for (uint32_t i = 0; i < n; i++) {
         wki_storage *s = r->buf[i].st;
         if (!s)
@@ -141,7 +141,7 @@ static inline uint64_t add_external(wki_recorder *r, const wki_tensor *t, uint32
 }
 
 /* A tensor whose storage has an external buffer already: the one that starts where t does, or another. */
-static uint64_t *put_external_again(wki_recorder *r, uint64_t *at, const wki_tensor *t, uint64_t head) {
+static __attribute__((noinline)) uint64_t *put_external_again(wki_recorder *r, uint64_t *at, const wki_tensor *t, uint64_t head) {
     uint32_t b = t->st->rec_buf;
     while (r->buf[b].off != t->off && r->buf[b].next_same)
         b = r->buf[b].next_same - 1;
@@ -168,8 +168,7 @@ static uint64_t *put_external_again(wki_recorder *r, uint64_t *at, const wki_ten
 }
 
 /* A tensor from outside the segment: one buffer per storage and offset. */
-static __attribute__((noinline)) uint64_t *put_external(wki_recorder *r, uint64_t *at, const wki_tensor *t,
-                                                        uint64_t head) {
+static inline uint64_t *put_external(wki_recorder *r, uint64_t *at, const wki_tensor *t, uint64_t head) {
     wki_storage *s = t->st;
     if (s->rec_epoch == r->epoch)
         return put_external_again(r, at, t, head);
@@ -247,6 +246,7 @@ bool wki_record(wk_ctx *c, wki_call *k) {
     if (!r->nops) {
         r->dev = k->dev;
         r->rng_start = (op->flags & WKI_OP_RNG) ? k->rng_seq : c->rng_seq;
+        c->tape.on = !c->tape.off;
     }
     if (!prepare(c, r, k))
         return false;
@@ -271,6 +271,6 @@ bool wki_record(wk_ctx *c, wki_call *k) {
     if (op->writes)
         note_writes(r, k);
     r->nref += (uint32_t)(k->nin + k->nout);
-    r->nops++;
+    k->place = r->nops++;
     return true;
 }

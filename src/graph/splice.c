@@ -56,18 +56,21 @@ struct wki_splices {
     uint32_t epoch;
 };
 
-static extent extent_of(const wki_recorder *r) {
-    return (extent){r->nkey, r->nmeta, r->ntape, r->nops, r->nbuf, r->nval, r->nref};
+static extent extent_of(const wk_ctx *c) {
+    const wki_recorder *r = c->rec;
+    return (extent){r->nkey, r->nmeta, c->tape.n, r->nops, r->nbuf, r->nval, r->nref};
 }
 
-void wki_tape_reset(wki_recorder *r) {
-    r->epoch++; /* records of an earlier tape are none of this one */
-    r->ntape = 0;
-    r->nrecords = 0;
-    r->no_tape = r->no_splices;
+void wki_tape_reset(wk_ctx *c) {
+    wki_tape *t = &c->tape;
+    t->epoch = ++c->rec->epoch; /* records of an earlier tape are none of this one */
+    t->n = 0;
+    t->records = 0;
+    t->on = c->rec->in_call && !t->off;
 }
 
-void wki_splices_free(wki_recorder *r) {
+void wki_splices_free(wk_ctx *c) {
+    wki_recorder *r = c->rec;
     for (int i = 0; r->spl && i < KEPT; i++) {
         wki_splice *s = &r->spl->s[i];
         wki_free(s->key);
@@ -78,54 +81,24 @@ void wki_splices_free(wki_recorder *r) {
         wki_free(s->grad);
     }
     wki_free(r->spl);
-    wki_free(r->tape);
+    wki_free(c->tape.word);
+    c->tape = (wki_tape){0};
 }
 
-/* ---- the tape ------------------------------------------------------------------------------------------------------ */
-
-enum { TO_NOWHERE, TO_LEAF, TO_RECORD, TO_OUTSIDE }; /* low bits of an edge's word */
-
-static inline uint64_t record_word(const wki_node *n, uint32_t out_idx) {
-    return (uint64_t)n->tape << 16 | out_idx << 8 | TO_RECORD;
-}
-
-static inline uint64_t edge_word(const wki_recorder *r, const wki_edge *e) {
-    if (e->fn)
-        return e->fn->tape_epoch == r->epoch ? record_word(e->fn, e->out_idx) : TO_OUTSIDE;
-    return e->leaf ? (uint64_t)(uintptr_t)wki_handle(e->leaf) | TO_LEAF : TO_NOWHERE;
-}
-
-static __attribute__((cold, noinline)) bool longer_tape(wki_recorder *r, size_t need) {
-    size_t cap = r->cap_tape ? r->cap_tape : 1024;
+/* More room for the tape. Without it nothing is wrong: this recording's backwards are walked. */
+bool wki_tape_grow(wk_ctx *c, size_t need) {
+    wki_tape *t = &c->tape;
+    size_t cap = t->cap ? t->cap : 1024;
     while (cap < need)
         cap *= 2;
-    uint64_t *p = wki_realloc(r->tape, cap * sizeof *p);
+    uint64_t *p = wki_realloc(t->word, cap * sizeof *p);
     if (!p) {
-        r->no_tape = true; /* this segment's backwards are walked; nothing is wrong with it */
+        t->on = false;
         return false;
     }
-    r->tape = p;
-    r->cap_tape = cap;
+    t->word = p;
+    t->cap = cap;
     return true;
-}
-
-void wki_tape_note(wk_ctx *c, wki_node *n, const wki_call *k) {
-    wki_recorder *r = c->rec;
-    bool view = k->op->flags & WKI_OP_VIEW;
-    if (!wki_recording(c) || r->no_tape || (view && (k->nva || k->op->save_in || k->op->save_out)))
-        return;
-    size_t need = r->ntape + 1 + (size_t)n->nin + (size_t)k->nia;
-    if (__builtin_expect(need > r->cap_tape, 0) && !longer_tape(r, need))
-        return;
-    uint64_t *w = r->tape + r->ntape;
-    *w++ = (uint64_t)r->nops << 32 | (uint64_t)k->op->id << 16 | n->nin;
-    for (int i = 0, m = n->nin; i < m; i++)
-        *w++ = edge_word(r, &n->edge[i]);
-    for (int i = 0, m = view ? k->nia : 0; i < m; i++)
-        *w++ = (uint64_t)k->ia[i];
-    r->ntape = (size_t)(w - r->tape);
-    n->tape_epoch = r->epoch;
-    n->tape = r->nrecords++;
 }
 
 /* ---- finding and appending ----------------------------------------------------------------------------------------- */
@@ -139,26 +112,30 @@ static bool no_gradients(const wki_splice *s) {
     return true;
 }
 
-static bool fits(const wki_recorder *r, const wki_splice *s, uint64_t root) {
-    extent now = extent_of(r);
+static bool fits(const wk_ctx *c, const wki_splice *s, uint64_t root) {
+    const wki_recorder *r = c->rec;
+    extent now = extent_of(c);
     return s->used && s->root == root && s->dev == r->dev && !memcmp(&now, &s->from, sizeof now) &&
-           same(r->tape, s->tape, now.tape, sizeof *s->tape) && same(r->val, s->val, now.nval, sizeof *s->val) &&
+           same(c->tape.word, s->tape, now.tape, sizeof *s->tape) && same(r->val, s->val, now.nval, sizeof *s->val) &&
            same(r->key, s->key, now.key, sizeof *s->key) && no_gradients(s);
 }
 
+static uint64_t root_word(const wki_tensor *t) { return (uint64_t)t->fn->tape << 8 | t->out_idx; }
+
 /* Is the root's record on the tape of a segment that is still recorded? */
-static bool on_tape(const wki_recorder *r, const wki_tensor *root) {
-    return r && r->nops && !r->no_tape && root->fn && root->fn->tape_epoch == r->epoch;
+static bool on_tape(const wk_ctx *c, const wki_tensor *root) {
+    const wki_recorder *r = c->rec;
+    return r->nops && c->tape.on && root->fn && root->fn->tape_epoch == r->epoch;
 }
 
 wki_splice *wki_splice_find(wk_ctx *c, const wki_tensor *root) {
     wki_recorder *r = c->rec;
-    if (!on_tape(r, root) || !r->spl)
+    if (!on_tape(c, root) || !r->spl)
         return NULL;
-    uint64_t word = record_word(root->fn, root->out_idx);
+    uint64_t word = root_word(root);
     for (int i = 0; i < KEPT; i++) {
         wki_splice *s = &r->spl->s[i];
-        if (fits(r, s, word)) {
+        if (fits(c, s, word)) {
             s->used = ++r->spl->clock;
             r->spl->misses = 0;
             return s;
@@ -247,14 +224,14 @@ static bool certain(const wki_recorder *r, wki_node *const *all, size_t n) {
 
 bool wki_splice_begin(wk_ctx *c, wki_node *const *all, size_t n) {
     wki_recorder *r = c->rec;
-    if (!r->nops || r->no_tape || !certain(r, all, n))
+    if (!r->nops || !c->tape.on || !certain(r, all, n))
         return false;
     if (!r->spl && !(r->spl = wki_calloc(1, sizeof *r->spl)))
         return false;
     struct wki_splices *k = r->spl;
     if (++k->misses > PATIENCE && k->misses % PATIENCE)
         return false;
-    k->from = extent_of(r);
+    k->from = extent_of(c);
     k->ops = c->stats.ops;
     k->rng_seq = c->rng_seq;
     k->epoch = r->epoch;
@@ -343,11 +320,11 @@ void wki_splice_end(wk_ctx *c, const wki_tensor *root, wki_node *const *all, siz
             s = &k->s[i];
     s->used = 0;
     s->from = k->from;
-    s->to = extent_of(r);
-    s->root = record_word(root->fn, root->out_idx);
+    s->to = extent_of(c);
+    s->root = root_word(root);
     s->dev = r->dev;
     s->ops = c->stats.ops - k->ops;
-    if (!KEEP(s, key, r->key, r->nkey) || !KEEP(s, tape, r->tape, s->from.tape) ||
+    if (!KEEP(s, key, r->key, r->nkey) || !KEEP(s, tape, c->tape.word, s->from.tape) ||
         !KEEP(s, val, r->val, r->nval) || !KEEP(s, meta, r->meta + s->from.meta, r->nmeta - s->from.meta) ||
         !KEEP(s, buf, r->buf + s->from.nbuf, r->nbuf - s->from.nbuf) ||
         !keep_gradients(s, r, s->from.nbuf, all, n))

@@ -149,6 +149,19 @@ bool wki_infer_copy_into(wk_ctx *c, const wki_call *k) {
                             wki_shape_text(sd, sizeof sd, dst->ndim, dst->size));
 }
 
+/* The usual tensors of multi-tensor ops: f32, contiguous, shaped like the first role's. */
+static inline bool multi_plain(const wki_call *k, int n) {
+    bool odd = false;
+    for (int i = 0; i < n && !odd; i++) {
+        const wki_tensor *first = k->in[i];
+        for (int j = i; j < k->nin && !odd; j += n) {
+            const wki_tensor *t = k->in[j];
+            odd = !t || t->dtype != WK_F32 || !(t->flags & WKI_F_PLAIN) || !wki_shapes_equal(t, first);
+        }
+    }
+    return !odd;
+}
+
 /* In-place multi-tensor ops: as many tensors of every role, equal shapes across roles. */
 bool wki_infer_multi(wk_ctx *c, const wki_call *k) {
     const wki_op *op = k->op;
@@ -157,6 +170,8 @@ bool wki_infer_multi(wk_ctx *c, const wki_call *k) {
         return wki_fail(c, WK_INVALID, "%d inputs are no multiple of %d", k->nin, op->roles);
     if (k->nin > UINT16_MAX) /* what a recorded op's head word has room for */
         return wki_fail(c, WK_INVALID, "%d tensors, at most %d fit into one update", k->nin, UINT16_MAX);
+    if (multi_plain(k, n))
+        return true;
     for (int role = 0; role < op->roles; role++) {
         const char *name = op->in_names[role];
         bool written = wki_role_written(op, role);
