@@ -71,16 +71,19 @@ static inline bool reach(engine *e, wki_node *n) {
     return true;
 }
 
+static __attribute__((cold, noinline)) bool freed_graph(engine *e, const wki_node *n) {
+    e->c->cur_op = n->op;
+    e->c->caller = n->caller;
+    return wki_fail(e->c, WK_GRAD,
+                    "backward a second time through a graph that was freed (retain_graph keeps it)");
+}
+
 /* Reaches everything below the roots and counts, per record, the edges that will deliver a gradient. */
 static bool discover(engine *e) {
     for (size_t i = 0; i < e->nall; i++) { /* e->all grows while we walk it */
         wki_node *n = e->all[i];
-        if (n->consumed) {
-            e->c->cur_op = n->op;
-            e->c->caller = n->caller;
-            return wki_fail(e->c, WK_GRAD,
-                            "backward a second time through a graph that was freed (retain_graph keeps it)");
-        }
+        if (n->consumed)
+            return freed_graph(e, n);
         for (int j = 0; j < n->nin; j++) {
             wki_node *p = n->edge[j].fn;
             if (!p)
@@ -91,6 +94,25 @@ static bool discover(engine *e) {
         }
     }
     return true;
+}
+
+static inline void consume(wki_node *n) {
+    n->consumed = 1;
+    wki_node_drop_saved(n);
+}
+
+/* In place of the walk, what an equal one left behind. Everything below the root is done with. */
+static bool splice(engine *e, const wki_splice *s) {
+    for (size_t i = 0; i < e->nall; i++) {
+        wki_node *n = e->all[i];
+        if (n->consumed)
+            return freed_graph(e, n);
+        for (int j = 0; j < n->nin; j++)
+            if (n->edge[j].fn && !reach(e, n->edge[j].fn))
+                return false;
+        consume(n);
+    }
+    return wki_splice_apply(e->c, s);
 }
 
 /* acc += g, as an op; both are internal. Returns the new accumulator with an internal reference, or NULL. */
@@ -224,10 +246,8 @@ static bool step(engine *e, wki_node *n) {
             return false;
     }
     drop_gradients(n);
-    if (!e->retain) {
-        n->consumed = 1;
-        wki_node_drop_saved(n);
-    }
+    if (!e->retain)
+        consume(n);
     return true;
 }
 
@@ -264,17 +284,6 @@ static wki_tensor *root_gradient(engine *e, wki_tensor *root, wki_tensor *given)
     return g == c->poison ? NULL : g;
 }
 
-/* In place of the walk, what an equal one left behind. */
-static bool splice(engine *e, const wki_splice *s) {
-    if (!wki_splice_apply(e->c, s))
-        return false;
-    for (size_t i = 0; i < e->nall; i++) {
-        e->all[i]->consumed = 1;
-        wki_node_drop_saved(e->all[i]);
-    }
-    return true;
-}
-
 static bool run(engine *e, wki_tensor *const *roots, int nroots, wki_tensor *const *grads) {
     wk_ctx *c = e->c;
     for (int i = 0; i < nroots; i++) {
@@ -286,11 +295,11 @@ static bool run(engine *e, wki_tensor *const *roots, int nroots, wki_tensor *con
     e->nroots = e->nall;
     for (size_t i = 0; i < e->nroots; i++)
         e->all[i]->refs++;
-    if (!discover(e))
-        return false;
     wki_splice *s = e->plain ? wki_splice_find(c, roots[0]) : NULL;
     if (s)
         return splice(e, s);
+    if (!discover(e))
+        return false;
     e->kept = e->plain && wki_splice_begin(c, e->all, e->nall);
     for (int i = 0; i < nroots; i++) {
         wki_tensor *g = root_gradient(e, roots[i], grads ? grads[i] : NULL);
