@@ -61,6 +61,7 @@ gpt2_config gpt2_small(void) { return (gpt2_config){12, 768, 12, 50304, 1024}; }
 
 void gpt2_init(gpt2 *g, wk_ctx *c, gpt2_config cfg) {
     g->cfg = cfg;
+    g->scale = 0;
     g->model = wk_module_new(c, "gpt2", forward, g, NULL);
     g->tok = wk_module_child(g->model, "tok", wk_nn_embedding(c, cfg.vocab, cfg.width));
     g->pos = wk_module_child(g->model, "pos", wk_nn_embedding(c, cfg.context, cfg.width));
@@ -78,6 +79,6 @@ void gpt2_step(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor *
     (void)c, (void)nin, (void)nout;
     gpt2 *g = self;
     out[0] = wk_cross_entropy(wk_forward(g->model, in[0]), in[1]);
-    wk_backward(out[0]);
+    wk_backward(g->scale != 0 ? wk_mul_scalar(out[0], g->scale) : out[0]);
     wk_optim_step(g->optim);
 }

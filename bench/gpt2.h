@@ -12,6 +12,7 @@ typedef struct gpt2 {
     gpt2_config cfg;
     wk_module *model, *tok, *pos, *block[GPT2_MAX_LAYERS], *ln_f;
     wk_optim *optim;
+    double scale; /* of the loss; 0: none */
 } gpt2;
 
 /* Small: 12 layers, width 768, 12 heads, 50,304 tokens, context 1,024. */

@@ -203,7 +203,8 @@ static wk_tensor *view(wk_ctx *c, world *w) {
     (void)c;
     int64_t at = w->i % 2 ? 1 : 3;
     wk_tensor *part = wk_slice(wk_reshape(w->w[0], 1, (int64_t[]){-1}), 0, at, at + 4, 1);
-    return finish(w, total(wk_mul(wk_exp(part), wk_slice(wk_reshape(w->w[1], 1, (int64_t[]){-1}), 0, 0, 4, 1))));
+    return finish(w,
+                  total(wk_mul(wk_exp(part), wk_slice(wk_reshape(w->w[1], 1, (int64_t[]){-1}), 0, 0, 4, 1))));
 }
 TEST(splice, views_that_move) { compare(view, STEPS - 2); }
 

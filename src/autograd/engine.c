@@ -14,7 +14,7 @@ typedef struct engine {
         *all; /* every reached record, the roots' first; these hold references, and the roots all others */
     size_t nall, cap_all, nroots;
     bool create_graph, retain;
-    bool plain, kept; /* of all leaves, from one root, once; what it appends may be kept */
+    bool plain, kept;          /* of all leaves, from one root, once; what it appends may be kept */
     wki_tensor *const *inputs; /* with respect to these only, or NULL: all leaves */
     int ninputs;
     wki_tensor **result; /* per input, internal reference */

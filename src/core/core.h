@@ -190,7 +190,7 @@ struct wki_call {
     const double *va;      /* VALUE attributes */
     wki_tensor **out;      /* filled by wki_apply; owned by the current scope */
     const void *caller;    /* return address in the user's program */
-    uint8_t dev; /* wk_device, set by wki_apply: where the inputs are; the context's when there is none */
+    uint8_t dev;    /* wk_device, set by wki_apply: where the inputs are; the context's when there is none */
     uint32_t place; /* set by wki_record: which op of the stream it is */
     uint64_t rng_seq; /* set by wki_apply for RNG ops */
 };
@@ -241,7 +241,7 @@ struct wki_node {
     uint32_t epoch;      /* traversal */
     uint32_t tape_epoch; /* of the recording whose tape it is on, else 0 */
     uint32_t tape;       /* its number there */
-    uint64_t seq;   /* creation order in the context */
+    uint64_t seq;        /* creation order in the context */
     uint64_t rng_seq;
     const void *caller;
     wki_tensor **gacc; /* nout: gradients that arrived during a backward; owned internal refs */

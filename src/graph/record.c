@@ -141,7 +141,8 @@ static inline uint64_t add_external(wki_recorder *r, const wki_tensor *t, uint32
 }
 
 /* A tensor whose storage has an external buffer already: the one that starts where t does, or another. */
-static __attribute__((noinline)) uint64_t *put_external_again(wki_recorder *r, uint64_t *at, const wki_tensor *t, uint64_t head) {
+static __attribute__((noinline)) uint64_t *put_external_again(wki_recorder *r, uint64_t *at,
+                                                              const wki_tensor *t, uint64_t head) {
     uint32_t b = t->st->rec_buf;
     while (r->buf[b].off != t->off && r->buf[b].next_same)
         b = r->buf[b].next_same - 1;

@@ -103,7 +103,9 @@ bool wki_tape_grow(wk_ctx *c, size_t need) {
 
 /* ---- finding and appending ----------------------------------------------------------------------------------------- */
 
-static bool same(const void *a, const void *b, size_t n, size_t each) { return !n || !memcmp(a, b, n * each); }
+static bool same(const void *a, const void *b, size_t n, size_t each) {
+    return !n || !memcmp(a, b, n * each);
+}
 
 static bool no_gradients(const wki_splice *s) {
     for (size_t i = 0; i < s->ngrad; i++)
@@ -116,8 +118,9 @@ static bool fits(const wk_ctx *c, const wki_splice *s, uint64_t root) {
     const wki_recorder *r = c->rec;
     extent now = extent_of(c);
     return s->used && s->root == root && s->dev == r->dev && !memcmp(&now, &s->from, sizeof now) &&
-           same(c->tape.word, s->tape, now.tape, sizeof *s->tape) && same(r->val, s->val, now.nval, sizeof *s->val) &&
-           same(r->key, s->key, now.key, sizeof *s->key) && no_gradients(s);
+           same(c->tape.word, s->tape, now.tape, sizeof *s->tape) &&
+           same(r->val, s->val, now.nval, sizeof *s->val) && same(r->key, s->key, now.key, sizeof *s->key) &&
+           no_gradients(s);
 }
 
 static uint64_t root_word(const wki_tensor *t) { return (uint64_t)t->fn->tape << 8 | t->out_idx; }
@@ -290,7 +293,8 @@ static int by_leaf(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static bool keep_gradients(wki_splice *s, const wki_recorder *r, uint32_t first, wki_node *const *all, size_t n) {
+static bool keep_gradients(wki_splice *s, const wki_recorder *r, uint32_t first, wki_node *const *all,
+                           size_t n) {
     s->ngrad = 0;
     for (size_t i = 0; i < n; i++)
         for (int j = 0; j < all[i]->nin; j++)
