@@ -65,6 +65,7 @@ void wki_plan_unref(wki_plan *p) {
     }
     wki_free(p->step);
     wki_free(p->buf);
+    wki_free(p->save);
     wki_graph_free(p->g);
     wki_free(p);
 }

@@ -1,0 +1,167 @@
+/* What a step that failed leaves: parameters, gradients, counters and the RNG as they were, in the ways a step can fail. On
+ * the device that WICK_TEST_DEVICE names, where that matters. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness.h"
+#include "util_api.h"
+#include "util_models.h"
+
+static wk_tensor *indices(wk_ctx *c, int64_t a, int64_t b) {
+    return wk_from_data(c, WK_I64, SIZE(2), (int64_t[]){a, b});
+}
+
+/* The call fails with WK_INDEX, at the latest when it is waited for. */
+static void check_index_error(wk_ctx *c, wk_compiled *f, wk_tensor *const *in, int nin) {
+    wk_call(f, in, nin);
+    wk_sync(c);
+    CHECK_ERROR(c, WK_INDEX);
+}
+
+/* ---- a check that fails when the plan runs -------------------------------------------------------------------------- */
+
+typedef struct writes {
+    wk_tensor *table, *state; /* (4, 3) */
+    bool needed;              /* the table that is looked up was written before */
+    bool part;                /* only two of its rows were, and then all of them */
+} writes;
+
+static void write_then_look_up(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out,
+                               int nout) {
+    (void)c, (void)nin, (void)nout;
+    writes *w = self;
+    wk_tensor *to = w->needed ? w->table : w->state;
+    if (w->part)
+        wk_copy_(wk_slice(to, 0, 1, 3, 1), wk_mul_scalar(wk_slice(in[0], 0, 0, 2, 1), 3));
+    wk_copy_(to, wk_add_scalar(in[0], 1));
+    if (w->part)
+        wk_copy_(wk_slice(to, 0, 2, 4, 1), wk_slice(in[0], 0, 1, 3, 1));
+    out[0] = wk_sum(wk_embedding(w->table, in[1]), NULL, 0, false);
+}
+
+TEST(failures, an_index_found_wrong_behind_a_write) {
+    int64_t arena[4] = {0};
+    for (int k = 0; k < 4; k++) {
+        wk_ctx *c = api_ctx(true);
+        writes w = {api_normal(c, SIZE(4, 3)), api_normal(c, SIZE(4, 3)), k & 1, k >> 1};
+        wk_compiled *f = wk_compile(c, write_then_look_up, &w, NULL);
+        wk_tensor *good[2] = {api_normal(c, SIZE(4, 3)), indices(c, 0, 3)}, *bad[2] = {good[0]};
+        bad[1] = indices(c, 1, 4);
+        for (int i = 0; i < 4; i++) {
+            float *table = api_read(w.table), *state = api_read(w.state);
+            check_index_error(c, f, bad, 2);
+            float *t = api_read(w.table), *s = api_read(w.state);
+            CHECK(api_same(t, table, 12));
+            CHECK(api_same(s, state, 12));
+            free(t);
+            free(s);
+            free(table);
+            free(state);
+            CHECK(isfinite(wk_item(wk_call(f, good, 2))));
+        }
+        float *x = api_read(good[0]), *to = api_read(w.needed ? w.table : w.state);
+        CHECK_NEAR(to[0], x[0] + 1, 0);
+        free(x);
+        free(to);
+        arena[k] = api_stats(c).arena_bytes;
+        api_end(c);
+    }
+    CHECK(arena[2] < arena[3]); /* only what the lookup itself reads has to be kept */
+}
+
+typedef struct twice { /* two steps of training in one call, each on its own targets */
+    train_job job;
+    bool dropout;
+} twice;
+
+static void two_steps(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)c, (void)nin, (void)nout;
+    twice *t = self;
+    for (int i = 1; i <= 2; i++) {
+        wk_tensor *x = t->dropout ? wk_dropout(in[0], 0.25) : in[0];
+        out[0] = wk_cross_entropy(wk_forward(t->job.model, x), in[i]);
+        wk_backward(out[0]);
+        wk_optim_step(t->job.optim);
+    }
+}
+
+/* A call that fails changes no parameter. On the CPU training with such calls in between also ends where it ends without
+   them, to the bit: elsewhere the error is found when the host has counted the steps already. */
+TEST(failures, a_wrong_target_of_a_second_step) {
+    uint64_t seed = wkt_u64(), data = wkt_u64();
+    float *params[2];
+    int64_t n = 0;
+    bool exact = true;
+    for (int failing = 0; failing < 2; failing++) {
+        wk_ctx *c = api_ctx(true);
+        exact = wk_current_device(c) == WK_CPU;
+        wk_seed(c, seed);
+        twice t = {.dropout = true};
+        t.job.model = model_mlp(c);
+        t.job.optim = model_adamw(c, t.job.model, NULL);
+        wk_compiled *f = wk_compile(c, two_steps, &t, NULL);
+        wk_tensor *in[3] = {wk_rand(c, SIZE(2, MLP_FEATURES)), indices(c, (int64_t)(data % CLASSES), 1),
+                            indices(c, 0, 2)};
+        wk_tensor *bad[3] = {in[0], in[1], indices(c, 1, CLASSES)};
+        for (int i = 0; i < 4; i++) {
+            float *before = api_params(t.job.model, &n);
+            if (failing)
+                check_index_error(c, f, bad, 3);
+            float *after = api_params(t.job.model, &n);
+            CHECK(api_same(before, after, n));
+            free(before);
+            free(after);
+            if (exact)
+                CHECK_EQ_I(wk_optim_steps(t.job.optim), 2 * i);
+            wk_call(f, in, 3);
+        }
+        params[failing] = api_params(t.job.model, &n);
+        api_end(c);
+    }
+    if (exact)
+        CHECK(api_same(params[0], params[1], n));
+    free(params[0]);
+    free(params[1]);
+}
+
+/* ---- a user op that the device cannot run --------------------------------------------------------------------------- */
+
+static bool same_shape(const wk_array *in, const double *attr, wk_array *out, int64_t (*size)[WK_MAX_DIMS],
+                       char err[256]) {
+    (void)attr, (void)err;
+    out[0].dtype = WK_F32;
+    out[0].ndim = in[0].ndim;
+    memcpy(size[0], in[0].size, (size_t)in[0].ndim * sizeof **size);
+    return true;
+}
+
+typedef struct cannot {
+    wk_tensor *state;
+    int op;
+} cannot;
+
+static void write_then_cannot(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out,
+                              int nout) {
+    (void)c, (void)nin, (void)nout;
+    cannot *k = self;
+    wk_copy_(k->state, in[0]);
+    wk_user_op(c, k->op, in, NULL, out);
+}
+
+TEST(failures, a_user_op_without_a_function_for_the_cpu) {
+    wk_ctx *c = api_ctx(false);
+    wk_op_desc d;
+    wk_op_desc_init(&d);
+    d.name = "only_elsewhere";
+    d.nin = d.nout = 1;
+    d.infer = same_shape;
+    d.cuda = "extern \"C\" __global__ void only_elsewhere() {}";
+    cannot k = {wk_zeros(c, WK_F32, SIZE(2)), wk_register_op(c, &d)};
+    wk_tensor *x = wk_ones(c, WK_F32, SIZE(2));
+    wk_call(wk_compile(c, write_then_cannot, &k, NULL), &x, 1);
+    CHECK(strstr(wk_message(c), "only_elsewhere"));
+    CHECK_ERROR(c, WK_DEVICE);
+    CHECK_NEAR(wk_item(wk_sum(k.state, NULL, 0, false)), 0, 0);
+    api_end(c);
+}
