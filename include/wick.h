@@ -136,8 +136,11 @@ WK_API wk_tensor *wk_retain(wk_tensor *t); /* one more reference, released by wk
 WK_API void wk_release(wk_tensor *t);
 WK_API bool wk_alive(wk_ctx *c,
                      const wk_tensor *t); /* is this a valid handle of this context; sets no error */
-/* A handle in ctx `to` on the same storage (no copy, requires_grad kept, no graph). Concurrent writes are undefined in
-   order. The other context must be idle during the call. */
+/* A handle in ctx `to` on the same storage (no copy, requires_grad kept, no graph), after what t's context has queued. The
+   other context must be idle during the call. From then on nothing orders the two contexts: writes in one take effect in the
+   other when they happen, as in Hogwild (wk_sync in the one that writes, before the other reads, orders them). So that
+   training without locks works, a context notices only its own in-place writes between forward and backward (WK_VERSION):
+   when another context steps in between, gradients are computed with what is there. */
 WK_API wk_tensor *wk_share(wk_ctx *to, wk_tensor *t);
 
 /* ---- tensors ------------------------------------------------------------------------------------------------------- */

@@ -165,3 +165,94 @@ TEST(failures, a_user_op_without_a_function_for_the_cpu) {
     CHECK_NEAR(wk_item(wk_sum(k.state, NULL, 0, false)), 0, 0);
     api_end(c);
 }
+
+/* ---- contexts that share weights ------------------------------------------------------------------------------------ */
+
+static wk_tensor *square_loss(wk_tensor *w, wk_tensor *x) {
+    wk_tensor *y = wk_mul(wk_mul(w, w), x); /* the gradient needs w */
+    return wk_sum(y, NULL, 0, false);
+}
+
+TEST(sharing, a_step_elsewhere_between_forward_and_backward) {
+    wk_ctx *c = api_ctx(true), *d = api_ctx(true);
+    wk_tensor *w = wk_requires_grad(api_normal(c, SIZE(5)), true), *x = api_normal(c, SIZE(5));
+    wk_tensor *v = wk_share(d, w), *y = wk_share(d, x);
+    CHECK(wk_needs_grad(v));
+    wk_optim *o = wk_adamw(c, &w, 1, NULL), *p = wk_sgd(d, &v, 1, NULL);
+    for (int i = 0; i < 3; i++) {
+        wk_tensor *a = square_loss(w, x), *b = square_loss(v, y);
+        wk_backward(b);
+        wk_optim_step(p);
+        wk_sync(d);
+        float *now = api_read(w), *there = api_read(v), *scale = api_read(x);
+        CHECK(api_same(now, there, 5));
+        wk_backward(a);
+        float *g = wk_grad(w) ? api_read(wk_grad(w)) : calloc(5, sizeof *g);
+        for (int k = 0; k < 5; k++)
+            CHECK_NEAR(g[k], 2 * (double)now[k] * (double)scale[k], 1e-5);
+        wk_optim_step(o);
+        wk_sync(c);
+        free(now);
+        free(there);
+        free(scale);
+        free(g);
+    }
+    wk_tensor *a = square_loss(w, x);
+    wk_copy_(wk_detach(w), x);
+    wk_backward(a);
+    CHECK_ERROR(c, WK_VERSION);
+    api_end(c);
+    api_end(d);
+}
+
+typedef struct aliases {
+    wk_tensor *p, *r; /* one memory */
+} aliases;
+
+static void write_one_read_the_other(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out,
+                                     int nout) {
+    (void)c, (void)nin, (void)nout;
+    aliases *a = self;
+    wk_tensor *before = wk_neg(a->r);
+    wk_copy_(a->p, in[0]);
+    out[0] = wk_add(wk_mul_scalar(a->r, 10), before);
+}
+
+TEST(sharing, a_tensor_that_comes_back) {
+    wk_ctx *c = api_ctx(true), *d = api_ctx(true), *e = api_ctx(true);
+    wk_tensor *p = wk_ones(c, WK_F32, SIZE(2));
+    wk_tensor *q = wk_share(e, wk_share(d, p));
+    aliases a = {p, wk_share(c, q)};
+    CHECK(a.r != p);
+    wk_compiled *f = wk_compile(c, write_one_read_the_other, &a, NULL);
+    for (int i = 2; i < 5; i++) {
+        float v[2] = {(float)i, (float)i};
+        wk_tensor *x = api_vector(c, 2, v);
+        CHECK_NEAR(wk_item(wk_slice(wk_call(f, &x, 1), 0, 0, 1, 1)), 10 * i - (i == 2 ? 1 : i - 1), 0);
+    }
+    wk_requires_grad(p, true);
+    wk_tensor *loss = wk_sum(wk_mul(p, p), NULL, 0, false);
+    wk_copy_(a.r, wk_ones(c, WK_F32, SIZE(2))); /* the same memory */
+    wk_backward(loss);
+    CHECK_ERROR(c, WK_VERSION);
+    wk_ctx_free(d);
+    api_end(e);
+    CHECK_NEAR(wk_item(wk_sum(a.r, NULL, 0, false)), 2, 0);
+    api_end(c);
+}
+
+TEST(sharing, whoever_is_last_frees) {
+    wk_ctx *c = api_ctx(true), *d[6];
+    wk_tensor *p = wk_ones(c, WK_F32, SIZE(1000)), *q[6];
+    for (int i = 0; i < 6; i++) {
+        d[i] = api_ctx(true);
+        q[i] = wk_share(d[i], i ? q[i - 1] : p);
+        CHECK_EQ_I(api_stats(d[i]).storage_bytes, 4000);
+    }
+    api_end(c);
+    for (int i = 0; i < 6; i++) {
+        int k = (i * 5 + 2) % 6;
+        CHECK_NEAR(wk_item(wk_sum(q[k], NULL, 0, false)), 1000, 0);
+        api_end(d[k]);
+    }
+}

@@ -32,10 +32,11 @@ typedef struct wki_device_api wki_device_api;
 
 /* ---- storage ------------------------------------------------------------------------------------------------------- */
 
-/* Memory handed to another context by wk_share: the only atomically counted object. */
+/* Memory handed to another context by wk_share. The runtime's lock guards the list of its storages, one a context: what
+   passes and counts know as one storage must be one. */
 typedef struct wki_shared {
-    _Atomic int32_t refs;
-    _Atomic uint32_t version;
+    wki_storage **storage;
+    int n, cap;
     void *data;
     size_t bytes;
     wk_device dev;
@@ -43,7 +44,7 @@ typedef struct wki_shared {
 
 struct wki_storage {
     int32_t refs;     /* slots of this context that use it (+1 per recording that captured it) */
-    uint32_t version; /* bumped by every in-place write; views share it */
+    uint32_t version; /* bumped by every in-place write of this context; views share it */
     void *data;       /* NULL while pending or when bytes is 0 */
     size_t bytes;
     wki_shared *shared; /* NULL until wk_share */
@@ -372,11 +373,8 @@ wki_tensor *wki_alias(wk_ctx *c, wki_tensor *t);    /* another handle on the sam
 wki_tensor *wki_detached(wk_ctx *c, wki_tensor *t); /* same storage, no graph */
 void wki_drop_grad(wki_tensor *t);
 void *wki_pool_bytes(wk_ctx *c, size_t bytes); /* lives as long as the context; NULL when out of memory */
-void wki_storage_bump(wki_storage *s);         /* an in-place write */
-static inline uint32_t wki_storage_version(const wki_storage *s) {
-    return s->shared ? atomic_load_explicit(&s->shared->version, memory_order_relaxed) : s->version;
-}
-wki_storage *wki_storage_share(wk_ctx *to, wki_storage *s);
+static inline void wki_storage_bump(wki_storage *s) { s->version++; } /* an in-place write */
+wki_storage *wki_storage_share(wk_ctx *to, wki_storage *s); /* with a reference; NULL after wki_fail */
 void wki_slots_free(wk_ctx *c);
 void wki_tensors_release_all(wk_ctx *c);
 void wki_scopes_free(wk_ctx *c);
