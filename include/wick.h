@@ -238,6 +238,7 @@ typedef struct wk_stats {
     int64_t arena_bytes;       /* arena of the last plan run */
     int64_t arena_lower_bound; /* its liveness lower bound: the largest sum of sizes live at one step */
     int64_t kernels_last;      /* steps of the last plan run */
+    int64_t device_waits; /* for all that was queued on a device, but for reads: wk_sync, wk_share, ... */
 } wk_stats;
 WK_API void wk_stats_get(wk_ctx *c, wk_stats *s); /* set s->struct_size first */
 

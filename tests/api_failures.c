@@ -256,3 +256,21 @@ TEST(sharing, whoever_is_last_frees) {
         api_end(d[k]);
     }
 }
+
+TEST(sharing, waits_for_what_is_queued) {
+    wk_ctx *c = api_ctx(false), *d = api_ctx(false);
+    wk_use_device(c, WK_NULL);
+    wk_tensor *x = wk_ones(c, WK_F32, SIZE(2)), *y = wk_neg(x);
+    CHECK_EQ_I(api_stats(c).device_waits, 0);
+    wk_tensor *z = wk_share(d, y);
+    CHECK_EQ_I(api_stats(c).device_waits, 1); /* the context that wrote, not the one that will read */
+    CHECK_EQ_I(api_stats(d).device_waits, 0);
+    CHECK_EQ_I(wk_device_of(z), WK_NULL);
+    wk_drop(wk_neg(z));
+    wk_drop(z); /* y's context may free the memory from now on */
+    CHECK_EQ_I(api_stats(d).device_waits, 1);
+    wk_sync(c);
+    CHECK_EQ_I(api_stats(c).device_waits, 2);
+    api_end(c);
+    api_end(d);
+}

@@ -460,6 +460,10 @@ struct wki_device_api {
     const struct wki_plan_api *plan; /* compile/plan.h */
 };
 extern const wki_device_api *const wki_devices[WK_DEVICE_COUNT];
+static inline bool wki_device_wait(wk_ctx *c, wk_device d) { /* false after wki_fail */
+    c->stats.device_waits++;
+    return wki_devices[d]->sync(c);
+}
 
 struct wk_runtime {
     _Atomic int64_t refs; /* contexts + the owner */

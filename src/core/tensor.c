@@ -184,9 +184,12 @@ bool wki_storage_realize(wki_storage *s) {
     return true;
 }
 
-/* The storage leaves its shared memory, which goes with the last of them. */
+/* The storage leaves its shared memory, which goes with the last of them; by then no other context may have anything queued
+   that uses it. */
 static void leave_shared(wki_storage *s) {
     wki_shared *h = s->shared;
+    if (h->data && s->ctx->dev_state[h->dev])
+        wki_device_wait(s->ctx, h->dev);
     wki_runtime_lock(s->ctx->rt);
     int i = 0;
     while (h->storage[i] != s)

@@ -265,7 +265,8 @@ wk_tensor *wk_share(wk_ctx *to, wk_tensor *h) {
         wki_fail(to, WK_INVALID, "wk_share: the contexts belong to different runtimes");
         return poison_handle(to);
     }
-    if (!wki_touch_read(t)) {
+    /* What is queued there is done before anything that this context will queue. */
+    if (!wki_touch_read(t) || !wki_device_wait(t->ctx, (wk_device)t->st->dev)) {
         wki_fail(to, WK_STATE, "wk_share: the other context failed: %s", t->ctx->err.message);
         return poison_handle(to);
     }
@@ -479,6 +480,6 @@ void wk_sync(wk_ctx *c) {
     if (!wki_flush(c))
         return;
     for (int d = 0; d < WK_DEVICE_COUNT; d++)
-        if (c->dev_state[d] && !wki_devices[d]->sync(c))
+        if (c->dev_state[d] && !wki_device_wait(c, (wk_device)d))
             return;
 }
