@@ -483,11 +483,12 @@ bool wki_flush(wk_ctx *c) {
         c->stats.arena_lower_bound = i->plan->lower_bound;
         c->stats.kernels_last = i->plan->nstep;
     }
-    if (!ok) {
+    if (ok) {
+        wki_rec_reset(c, true);
+        wki_undo_commit(c);
+    } else {
         wki_recorder_discard(c);
-        return false;
     }
-    wki_rec_reset(c, true);
-    wki_undo_commit(c);
-    return true;
+    c->journal &= c->call_depth > 0; /* outside a call nothing more can be undone */
+    return ok;
 }
