@@ -101,6 +101,7 @@ WK_API bool wk_device_available(wk_ctx *c, wk_device d,
 
 WK_API void wk_seed(wk_ctx *c, uint64_t seed); /* sets the seed, resets the sequence number to 0 */
 WK_API void wk_rng_get(wk_ctx *c, uint64_t *seed, uint64_t *sequence);
+/* Inside a compiled function both run what was recorded so far; a call that fails later undoes the change. */
 WK_API void wk_rng_set(wk_ctx *c, uint64_t seed, uint64_t sequence);
 
 /* ---- errors -------------------------------------------------------------------------------------------------------- */

@@ -8,6 +8,12 @@
 #include "util_api.h"
 #include "util_models.h"
 
+typedef struct labelled { /* one weight in training */
+    wk_tensor *w;
+    wk_optim *o;
+    bool fail;
+} labelled;
+
 static wk_tensor *indices(wk_ctx *c, int64_t a, int64_t b) {
     return wk_from_data(c, WK_I64, SIZE(2), (int64_t[]){a, b});
 }
@@ -164,6 +170,87 @@ TEST(failures, a_user_op_without_a_function_for_the_cpu) {
     CHECK_ERROR(c, WK_DEVICE);
     CHECK_NEAR(wk_item(wk_sum(k.state, NULL, 0, false)), 0, 0);
     api_end(c);
+}
+
+/* ---- the RNG, and what is undone ------------------------------------------------------------------------------------ */
+
+typedef struct seeding {
+    bool seed, set, read, fail;
+} seeding;
+
+static void seed_inside(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)nin, (void)nout;
+    seeding *s = self;
+    out[0] = wk_add(in[0], wk_rand(c, SIZE(2)));
+    if (s->seed)
+        wk_seed(c, 77);
+    if (s->set)
+        wk_rng_set(c, 78, 5);
+    out[0] = wk_add(out[0], wk_rand(c, SIZE(2)));
+    if (s->read)
+        wk_item(wk_sum(out[0], NULL, 0, false));
+    if (s->fail)
+        out[0] = wk_add(out[0], wk_zeros(c, WK_F32, SIZE(3)));
+}
+
+TEST(failures, a_seed_set_inside_a_call_that_fails) {
+    for (int k = 0; k < 8; k++) {
+        wk_ctx *c = api_ctx(true);
+        seeding s = {.seed = k & 1, .set = k >> 1 & 1, .read = k >> 2, .fail = true};
+        wk_compiled *f = wk_compile(c, seed_inside, &s, NULL);
+        wk_tensor *x = wk_ones(c, WK_F32, SIZE(2));
+        wk_rng_set(c, 42, 1000);
+        CHECK(wk_is_poison(wk_call(f, &x, 1)));
+        CHECK_ERROR(c, WK_SHAPE);
+        uint64_t seed, sequence, set = s.set ? 78 : s.seed ? 77 : 42;
+        wk_rng_get(c, &seed, &sequence);
+        if (s.read) { /* what a read needed is committed, and so is the seed it was drawn under */
+            CHECK_EQ_I(seed, set);
+            CHECK_EQ_I(sequence, s.set ? 6 : s.seed ? 1 : 1002);
+        } else { /* setting it ran what was recorded before: one number was drawn */
+            CHECK_EQ_I(seed, 42);
+            CHECK_EQ_I(sequence, s.set || s.seed ? 1001 : 1000);
+        }
+        s.fail = false;
+        wk_call(f, &x, 1);
+        wk_rng_get(c, &seed, &sequence);
+        CHECK_EQ_I(seed, set);
+        if (s.set || s.seed)
+            CHECK_EQ_I(sequence, s.set ? 6 : 1);
+        api_end(c);
+    }
+}
+
+static void only_loss(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)nin, (void)nout;
+    labelled *l = self;
+    out[0] = wk_sum(wk_mul(wk_mul(l->w, l->w), in[0]), NULL, 0, false);
+    if (l->fail)
+        out[0] = wk_matmul(out[0], wk_ones(c, WK_F32, SIZE(3)));
+}
+
+/* What was done outside, between two calls, is not undone when the second one fails. */
+TEST(failures, leave_what_was_done_before_the_call) {
+    for (int read = 0; read < 2; read++) {
+        wk_ctx *c = api_ctx(true);
+        labelled l = {.w = wk_requires_grad(api_normal(c, SIZE(3)), true)};
+        l.o = wk_adamw(c, &l.w, 1, NULL);
+        wk_compiled *f = wk_compile(c, only_loss, &l, NULL);
+        wk_tensor *x = wk_ones(c, WK_F32, SIZE(3)), *loss = wk_call(f, &x, 1);
+        if (read)
+            CHECK(wk_item(loss) > 0);
+        wk_backward(loss);
+        wk_optim_step(l.o);
+        wk_backward(wk_sum(wk_mul(l.w, l.w), NULL, 0, false));
+        CHECK(wk_grad(l.w) != NULL);
+        CHECK_EQ_I(wk_optim_steps(l.o), 1);
+        l.fail = true;
+        wk_call(f, &x, 1);
+        CHECK_ERROR(c, WK_SHAPE);
+        CHECK(wk_grad(l.w) != NULL);
+        CHECK_EQ_I(wk_optim_steps(l.o), 1);
+        api_end(c);
+    }
 }
 
 /* ---- contexts that share weights ------------------------------------------------------------------------------------ */

@@ -225,6 +225,16 @@ bool wki_undo_i64(wk_ctx *c, int64_t *p) {
     return true;
 }
 
+bool wki_undo_rng(wk_ctx *c) {
+    if (!c->journal)
+        return true;
+    wki_undo *u = undo_slot(c);
+    if (!u)
+        return false;
+    *u = (wki_undo){.kind = WKI_UNDO_RNG, .seed = c->seed, .sequence = c->rng_seq};
+    return true;
+}
+
 void wki_undo_commit(wk_ctx *c) {
     for (uint32_t i = 0; i < c->nundo; i++) {
         wki_undo *u = &c->undo[i];
@@ -244,6 +254,11 @@ void wki_undo_rollback(wk_ctx *c) {
             *u->p = u->v;
             continue;
         }
+        if (u->kind == WKI_UNDO_RNG) {
+            c->seed = u->seed;
+            c->rng_seq = u->sequence;
+            continue;
+        }
         wki_tensor *now = u->t->grad;
         if (u->old) {
             wki_tensor_user_up(u->old);
@@ -258,7 +273,17 @@ void wki_undo_rollback(wk_ctx *c) {
 
 /* ---- RNG, devices, counters ---------------------------------------------------------------------------------------- */
 
-void wk_seed(wk_ctx *c, uint64_t seed) { wk_rng_set(c, seed, 0); }
+static void rng_set(wk_ctx *c, uint64_t seed, uint64_t sequence, const void *caller) {
+    c->caller = caller;
+    c->cur_op = NULL;
+    wki_flush(c); /* what is pending was recorded under the old seed */
+    if (!wki_undo_rng(c))
+        return;
+    c->seed = seed;
+    c->rng_seq = sequence;
+}
+
+void wk_seed(wk_ctx *c, uint64_t seed) { rng_set(c, seed, 0, __builtin_return_address(0)); }
 
 void wk_rng_get(wk_ctx *c, uint64_t *seed, uint64_t *sequence) {
     if (seed)
@@ -268,9 +293,7 @@ void wk_rng_get(wk_ctx *c, uint64_t *seed, uint64_t *sequence) {
 }
 
 void wk_rng_set(wk_ctx *c, uint64_t seed, uint64_t sequence) {
-    wki_flush(c); /* what is pending was recorded under the old seed */
-    c->seed = seed;
-    c->rng_seq = sequence;
+    rng_set(c, seed, sequence, __builtin_return_address(0));
 }
 
 const char *wk_device_name(wk_device d) {

@@ -271,10 +271,11 @@ const char *wki_shape_text(char *buf, size_t n, int ndim, const int64_t *size);
 /* ---- context ------------------------------------------------------------------------------------------------------- */
 
 typedef struct wki_undo { /* what a discarded recording restores */
-    enum { WKI_UNDO_GRAD, WKI_UNDO_I64 } kind;
-    wki_tensor *t;   /* GRAD: leaf (internal ref) */
-    wki_tensor *old; /* GRAD: its former gradient (user ref) or NULL */
-    int64_t *p, v;   /* I64 */
+    enum { WKI_UNDO_GRAD, WKI_UNDO_I64, WKI_UNDO_RNG } kind;
+    wki_tensor *t;           /* GRAD: leaf (internal ref) */
+    wki_tensor *old;         /* GRAD: its former gradient (internal ref) or NULL */
+    int64_t *p, v;           /* I64 */
+    uint64_t seed, sequence; /* RNG */
 } wki_undo;
 
 struct wk_ctx {
@@ -438,9 +439,10 @@ typedef struct wki_object {
 void wki_object_add(wk_ctx *c, wki_object *o, void (*destroy)(void *));
 void wki_object_remove(wk_ctx *c, wki_object *o);
 
-/* journal: called before a leaf's gradient or a counter changes */
+/* journal: called before a leaf's gradient, a counter or the RNG's state changes */
 bool wki_undo_grad(wk_ctx *c, wki_tensor *leaf);
 bool wki_undo_i64(wk_ctx *c, int64_t *p);
+bool wki_undo_rng(wk_ctx *c);
 void wki_undo_commit(wk_ctx *c);
 void wki_undo_rollback(wk_ctx *c);
 
