@@ -114,8 +114,9 @@ typedef struct wk_error {
 WK_API bool wk_failed(wk_ctx *c);
 WK_API const char *
 wk_message(wk_ctx *c); /* "" when nothing failed; owned by the context, valid until the next call */
-/* Moves the error out (out may be NULL) and makes the context usable again. Returns its status. A pending recording in
-   which the error happened was discarded: parameters, gradients and the RNG sequence are as before that call. */
+/* Moves the error out (out may be NULL) and makes the context usable again. Returns its status. What a wk_call recorded
+   when it failed was discarded: parameters, gradients and the RNG sequence are as before that call, but for what a read in
+   it had run already. What was pending from a call before stays, and runs when it is needed. */
 WK_API wk_status wk_error_take(wk_ctx *c, wk_error *out);
 /* Isolates a probe: errors between begin and end do not stick. end returns the first one. Nests. */
 WK_API void wk_try_begin(wk_ctx *c);

@@ -253,6 +253,53 @@ TEST(failures, leave_what_was_done_before_the_call) {
     }
 }
 
+/* Trains with the forward pass compiled and the rest outside; an unrelated error at each place where one may happen. */
+static float *train_around_errors(uint64_t seed, int at) {
+    wk_ctx *c = api_ctx(true);
+    wk_seed(c, seed);
+    labelled l = {.w = wk_requires_grad(wk_randn(c, SIZE(3)), true)};
+    l.o = wk_adamw(c, &l.w, 1, NULL);
+    wk_compiled *f = wk_compile(c, only_loss, &l, NULL);
+    wk_tensor *x = wk_rand(c, SIZE(3));
+    for (int i = 0; i < 4; i++) {
+        wk_tensor *loss = NULL;
+        for (int stage = 0; stage < 4; stage++) {
+            if (stage == 0)
+                loss = wk_call(f, &x, 1);
+            if (stage == 1 || (stage == 2 && i % 2)) /* accumulates every second time */
+                wk_backward(stage == 1 ? loss : wk_sum(wk_mul(l.w, x), NULL, 0, false));
+            if (stage == 3)
+                wk_optim_step(l.o);
+            if (stage != at % 4)
+                continue;
+            wk_add(x, wk_zeros(c, WK_F32, SIZE(7)));
+            if (at >=
+                4) { /* a backward that fails on its way: the first gradient is delivered, the second cannot be */
+                wk_error_take(c, NULL);
+                wk_tensor *u = wk_mul(l.w, l.w), *stop = wk_sum(wk_mul(l.w, u), NULL, 0, false);
+                wk_copy_(wk_detach(u), x);
+                wk_backward(wk_add(stop, wk_sum(wk_mul_scalar(l.w, 2), NULL, 0, false)));
+            }
+            CHECK_ERROR(c, at >= 4 ? WK_VERSION : WK_SHAPE);
+        }
+    }
+    CHECK_EQ_I(wk_optim_steps(l.o), 4);
+    float *w = api_read(l.w);
+    api_end(c);
+    return w;
+}
+
+TEST(failures, an_unrelated_error_while_a_forward_is_pending) {
+    uint64_t seed = wkt_u64();
+    float *want = train_around_errors(seed, -1);
+    for (int at = 0; at < 8; at++) {
+        float *got = train_around_errors(seed, at);
+        CHECK(api_same(want, got, 3));
+        free(got);
+    }
+    free(want);
+}
+
 /* ---- contexts that share weights ------------------------------------------------------------------------------------ */
 
 static wk_tensor *square_loss(wk_tensor *w, wk_tensor *x) {

@@ -321,9 +321,11 @@ static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor
     c->bw_all = c->bw_heap = NULL;
     c->grad_mode = e->create_graph;
     c->epoch++;
+    wki_undo_mark before = wki_undo_begin(c);
     wk_scope_begin(c);
     bool ok = run(e, roots, nroots, grads);
     wk_scope_end(c);
+    wki_undo_end(c, before, ok);
     c->grad_mode = mode;
     for (int i = 0; i < e->ninputs; i++) {
         wki_tensor *r = e->result[i];
@@ -414,10 +416,14 @@ wk_tensor *wk_grad(wk_tensor *h) {
 
 void wki_drop_grad(wki_tensor *t) {
     wki_tensor *g = t->grad;
-    if (!g || !wki_undo_grad(t->ctx, t))
+    if (!g)
         return;
-    t->grad = NULL;
-    wki_tensor_user_down(g);
+    wki_undo_mark before = wki_undo_begin(t->ctx);
+    if (wki_undo_grad(t->ctx, t)) {
+        t->grad = NULL;
+        wki_tensor_user_down(g);
+    }
+    wki_undo_end(t->ctx, before, true);
 }
 
 void wk_zero_grad(wk_tensor *h) {

@@ -485,10 +485,12 @@ bool wki_flush(wk_ctx *c) {
     }
     if (ok) {
         wki_rec_reset(c, true);
-        wki_undo_commit(c);
+        if (!r->eager)
+            wki_undo_commit(c);
     } else {
         wki_recorder_discard(c);
     }
-    c->journal &= c->call_depth > 0; /* outside a call nothing more can be undone */
+    if (!c->call_depth && !r->eager)
+        c->journal = false; /* outside a call nothing more can be undone */
     return ok;
 }

@@ -206,8 +206,7 @@ bool wki_undo_grad(wk_ctx *c, wki_tensor *leaf) {
     wki_undo *u = undo_slot(c);
     if (!u)
         return false;
-    /* A gradient that this recording itself made is gone when the recording is: an earlier entry restores what was before. */
-    wki_tensor *old = leaf->grad && !leaf->grad->st->pending ? leaf->grad : NULL;
+    wki_tensor *old = leaf->grad;
     *u = (wki_undo){.kind = WKI_UNDO_GRAD, .t = leaf, .old = old};
     wki_tensor_ref(leaf);
     if (old)
@@ -235,8 +234,8 @@ bool wki_undo_rng(wk_ctx *c) {
     return true;
 }
 
-void wki_undo_commit(wk_ctx *c) {
-    for (uint32_t i = 0; i < c->nundo; i++) {
+static void commit_to(wk_ctx *c, uint32_t n) {
+    for (uint32_t i = n; i < c->nundo; i++) {
         wki_undo *u = &c->undo[i];
         if (u->kind == WKI_UNDO_GRAD) {
             if (u->old)
@@ -244,11 +243,11 @@ void wki_undo_commit(wk_ctx *c) {
             wki_tensor_unref(u->t);
         }
     }
-    c->nundo = 0;
+    c->nundo = n;
 }
 
-void wki_undo_rollback(wk_ctx *c) {
-    while (c->nundo) {
+static void roll_back_to(wk_ctx *c, uint32_t n) {
+    while (c->nundo > n) {
         wki_undo *u = &c->undo[--c->nundo];
         if (u->kind == WKI_UNDO_I64) {
             *u->p = u->v;
@@ -269,6 +268,39 @@ void wki_undo_rollback(wk_ctx *c) {
             wki_tensor_user_down(now);
         wki_tensor_unref(u->t);
     }
+}
+
+void wki_undo_commit(wk_ctx *c) { commit_to(c, 0); }
+void wki_undo_rollback(wk_ctx *c) { roll_back_to(c, 0); }
+
+/* A gradient that this recording itself made is gone when the recording is, and an earlier entry has what was before. To hold
+   it would make it a result of the plan. */
+static void forget_pending(wk_ctx *c, uint32_t n) {
+    for (uint32_t i = n; i < c->nundo; i++) {
+        wki_undo *u = &c->undo[i];
+        if (u->kind != WKI_UNDO_GRAD || !u->old || !u->old->st->pending)
+            continue;
+        wki_tensor_unref(u->old);
+        u->old = NULL;
+    }
+}
+
+wki_undo_mark wki_undo_begin(wk_ctx *c) {
+    wki_undo_mark m = {c->nundo, c->journal};
+    c->journal = true;
+    return m;
+}
+
+void wki_undo_end(wk_ctx *c, wki_undo_mark m, bool ok) {
+    if (!c->journal)
+        return; /* a flush settled it all */
+    if (!ok)
+        roll_back_to(c, m.n);
+    else if (!m.journal)
+        commit_to(c, m.n < c->nundo ? m.n : c->nundo);
+    else
+        forget_pending(c, m.n);
+    c->journal = m.journal;
 }
 
 /* ---- RNG, devices, counters ---------------------------------------------------------------------------------------- */

@@ -403,9 +403,8 @@ bool wki_record(wk_ctx *c, wki_call *k); /* appends one op; outputs become pendi
 
 /* ---- recorder (graph/record.c) -------------------------------------------------------------------------------------- */
 
-bool wki_flush(wk_ctx *c);                      /* runs what is pending; false after wki_fail */
-void wki_rec_forget(wk_ctx *c, wki_storage *s); /* a pending storage died */
-void wki_rec_discard_failed(wk_ctx *c);         /* drops a recording in which an error happened */
+bool wki_flush(wk_ctx *c);                                    /* runs what is pending; false after wki_fail */
+void wki_rec_forget(wk_ctx *c, wki_storage *s);               /* a pending storage died */
 bool wki_rec_captured(const wk_ctx *c, const wki_storage *s); /* does the current recording use it */
 bool wki_rec_writes(const wk_ctx *c, const wki_storage *s);   /* does it write it in place */
 bool wki_touch_read(wki_tensor *t);  /* before the host reads: data is there; false after wki_fail */
@@ -445,6 +444,13 @@ bool wki_undo_i64(wk_ctx *c, int64_t *p);
 bool wki_undo_rng(wk_ctx *c);
 void wki_undo_commit(wk_ctx *c);
 void wki_undo_rollback(wk_ctx *c);
+/* Around what changes several of these and may fail half-way: if it does, all are put back, in a call or not. */
+typedef struct wki_undo_mark {
+    uint32_t n;
+    bool journal;
+} wki_undo_mark;
+wki_undo_mark wki_undo_begin(wk_ctx *c);
+void wki_undo_end(wk_ctx *c, wki_undo_mark m, bool ok);
 
 /* ---- devices (compile/plan.h has what plans need) ------------------------------------------------------------------- */
 

@@ -159,8 +159,6 @@ static wk_status copy_error(wk_ctx *c, wk_error *out) {
 
 wk_status wk_error_take(wk_ctx *c, wk_error *out) {
     wk_status s = out ? copy_error(c, out) : c->failed;
-    if (s && !c->call_depth)
-        wki_rec_discard_failed(c);
     c->failed = WK_OK;
     return s;
 }

@@ -265,6 +265,7 @@ void wk_optim_step(wk_optim *h) {
     c->caller = CALLER;
     c->cur_op = NULL;
     bool uniform, grad_mode = wk_grad_enable(c, false);
+    wki_undo_mark before = wki_undo_begin(c);
     int first = count_step(o, &uniform);
     bool ok = first >= 0;
     for (int i = ok ? first : o->n; ok && i < o->n; i++) {
@@ -276,6 +277,7 @@ void wk_optim_step(wk_optim *h) {
     wk_grad_enable(c, grad_mode);
     for (int i = 0; ok && !o->keep_grads && i < o->n; i++)
         wki_drop_grad(o->param[i]);
+    wki_undo_end(c, before, ok);
     if (ok && !c->call_depth)
         wki_flush(c);
 }
