@@ -1,6 +1,7 @@
 /* What a step that failed leaves: parameters, gradients, counters and the RNG as they were, in the ways a step can fail. On
  * the device that WICK_TEST_DEVICE names, where that matters. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -298,6 +299,149 @@ TEST(failures, an_unrelated_error_while_a_forward_is_pending) {
         free(got);
     }
     free(want);
+}
+
+/* ---- poison that was kept, probes ---------------------------------------------------------------------------------- */
+
+/* The error names `what`, quotes the first cause, and gives both lines: that of the cause and, `up` lines above the check,
+   its own. */
+static void check_quotes(wk_ctx *c, const char *what, int cause_line, int line) {
+    char cause[64], own[64];
+    const char *m = wk_message(c);
+    snprintf(cause, sizeof cause, "api_failures.c:%d]", cause_line);
+    snprintf(own, sizeof own, "api_failures.c:%d]", line);
+    if (!strstr(m, what) || !strstr(m, "add: shapes (2) and (3)"))
+        FAIL("\"%s\" does not name %s and the cause", m, what);
+    if (strstr(m, "called at") && (!strstr(m, cause) || !strstr(m, own)))
+        FAIL("\"%s\" does not name lines %d and %d", m, cause_line, line);
+    CHECK_ERROR(c, WK_STATE);
+}
+
+TEST(failures, kept_poison_is_not_used_in_silence) {
+    for (int k = 0; k < 3; k++) { /* taken with its text, without it, and left in a probe */
+        wk_ctx *c = api_ctx(false), *d = api_ctx(false);
+        wk_tensor *x = wk_ones(c, WK_F32, SIZE(2)), *three = wk_ones(c, WK_F32, SIZE(3)), *out = NULL;
+        wk_tensor *w = wk_requires_grad(wk_ones(c, WK_F32, SIZE(2)), true);
+        wk_tensor *loss = wk_sum(wk_mul(w, w), NULL, 0, false);
+        wk_module *m = wk_nn_linear(c, 2, 2, true);
+        wk_backward_options o;
+        wk_backward_options_init(&o);
+        o.inputs = &w;
+        o.ninputs = 1;
+        o.out = &out;
+        wk_error e;
+        wk_tensor *bad;
+        for (int i = 0; i < 12; i++) {
+            if (k == 2)
+                wk_try_begin(c);
+            int cause = __LINE__ + 1;
+            bad = wk_add(x, three);
+            CHECK_EQ_I(k == 2 ? wk_try_end(c, NULL) : wk_error_take(c, k ? NULL : &e), WK_SHAPE);
+            bad = wk_neg(bad);
+            CHECK(wk_is_poison(bad) && !wk_failed(c)); /* compute on poison is poison */
+            const char *what = "";
+            int line = 0;
+            switch (i) {
+            case 0:
+                what = "wk_backward: the loss", line = __LINE__ + 1;
+                wk_backward(bad);
+                break;
+            case 1:
+                what = "wk_module_param: \"p\" of linear", line = __LINE__ + 1;
+                wk_module_param(m, "p", bad);
+                break;
+            case 2:
+                what = "wk_adamw: parameter 1", line = __LINE__ + 1;
+                wk_adamw(c, (wk_tensor *[]){w, bad}, 2, NULL);
+                break;
+            case 3:
+                what = "wk_sgd: parameter 0", line = __LINE__ + 1;
+                wk_sgd(c, &bad, 1, NULL);
+                break;
+            case 4:
+                what = "copy_: input 1", line = __LINE__ + 1;
+                wk_copy_(x, bad);
+                break;
+            case 5:
+                what = "copy_: input 0", line = __LINE__ + 1;
+                wk_copy_(bad, x);
+                break;
+            case 6:
+                what = "wk_backward_ex: a root", line = __LINE__ + 1;
+                wk_backward_ex(&bad, 1, &o);
+                CHECK(wk_is_poison(out));
+                break;
+            case 7:
+                o.inputs = &bad;
+                what = "wk_backward_ex: an input", line = __LINE__ + 1;
+                wk_backward_ex(&loss, 1, &o);
+                o.inputs = &w;
+                break;
+            case 8:
+                o.grads = &bad;
+                what = "wk_backward_ex: the gradient", line = __LINE__ + 1;
+                wk_backward_ex(&loss, 1, &o);
+                o.grads = NULL;
+                break;
+            case 9:
+                what = "wk_item", line = __LINE__ + 1;
+                CHECK(isnan(wk_item(bad)));
+                break;
+            case 10:
+                what = "wk_write", line = __LINE__ + 1;
+                CHECK(!wk_write(bad, &k, sizeof k));
+                break;
+            default:
+                what = "wk_share: the tensor", line = __LINE__ + 1;
+                CHECK(wk_is_poison(wk_share(d, bad)));
+                CHECK(strstr(wk_message(d), "add: shapes (2) and (3)"));
+                CHECK_ERROR(d, WK_STATE);
+            }
+            check_quotes(c, what, cause, line);
+        }
+        CHECK_EQ_I(wk_module_params(m, NULL, 0), 2);
+        wk_backward(loss); /* is as it was */
+        CHECK_NEAR(wk_item(wk_sum(wk_grad(w), NULL, 0, false)), 4, 0);
+        api_end(c);
+        api_end(d);
+    }
+}
+
+TEST(failures, probes_nest) {
+    wk_ctx *c = api_ctx(false);
+    wk_tensor *x = wk_ones(c, WK_F32, SIZE(2));
+    enum { DEEP = 100 };
+    wk_neg(NULL); /* nothing says which context is meant */
+    for (int i = 0; i < DEEP; i++) {
+        if (i % 3)
+            wk_reshape(x, SIZE(1000 + i));
+        wk_try_begin(c);
+        CHECK(!wk_failed(c));
+        CHECK_NEAR(wk_item(wk_sum(x, NULL, 0, false)), 2, 0);
+    }
+    for (int i = DEEP - 1; i >= 0; i--) {
+        wk_error e;
+        wk_status want = (i + 1) % 3 && i < DEEP - 1 ? WK_SHAPE : WK_OK;
+        CHECK_EQ_I(wk_try_end(c, &e), want);
+        char size[16];
+        snprintf(size, sizeof size, "%d", 1000 + i + 1);
+        if (want)
+            CHECK(strstr(e.message, size));
+    }
+    CHECK(!wk_failed(c));
+    wk_try_end(c, NULL);
+    CHECK_ERROR(c, WK_STATE);
+    wk_reshape(x, SIZE(77));
+    int line = __LINE__ - 1;
+    wk_try_begin(c);
+    wk_reshape(x, SIZE(78));
+    wk_try_end(c, NULL);
+    char here[64];
+    snprintf(here, sizeof here, "api_failures.c:%d]", line);
+    CHECK(strstr(wk_message(c), "77"));
+    CHECK(!strstr(wk_message(c), "called at") || strstr(wk_message(c), here)); /* not that of the probe */
+    CHECK_ERROR(c, WK_SHAPE);
+    api_end(c);
 }
 
 /* ---- contexts that share weights ------------------------------------------------------------------------------------ */

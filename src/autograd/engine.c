@@ -233,10 +233,6 @@ static bool step(engine *e, wki_node *n) {
 static wki_tensor *root_gradient(engine *e, wki_tensor *root, wki_tensor *given) {
     wk_ctx *c = e->c;
     if (given) {
-        if (given->flags & WKI_F_POISON) {
-            wki_fail(c, WK_STATE, "the gradient of a root is the result of a call that failed");
-            return NULL;
-        }
         if (given->ndim != root->ndim || memcmp(given->size, root->size, (size_t)root->ndim * 8)) {
             char a[128], b[128];
             wki_fail(c, WK_SHAPE, "gradient of shape %s given for a root of shape %s",
@@ -343,10 +339,14 @@ static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor
 
 void wk_backward(wk_tensor *h) {
     wki_tensor *loss = wki_enter(h, __builtin_return_address(0));
-    if (!loss || loss->ctx->failed || (loss->flags & WKI_F_POISON))
+    if (!loss || loss->ctx->failed)
         return;
     wk_ctx *c = loss->ctx;
     c->cur_op = NULL;
+    if (loss->flags & WKI_F_POISON) {
+        wki_fail_poison(c, "wk_backward: the loss");
+        return;
+    }
     engine e = {.c = c};
     backward(&e, &loss, 1, NULL, NULL);
 }
@@ -391,6 +391,13 @@ void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_optio
                  "context",
                  MAX_ROOTS, MAX_ROOTS);
     }
+    for (int i = 0; ok && i < nroots; i++)
+        if (r[i]->flags & WKI_F_POISON || (o->grads && g[i] && g[i]->flags & WKI_F_POISON))
+            wki_fail_poison(c, r[i]->flags & WKI_F_POISON ? "wk_backward_ex: a root"
+                                                          : "wk_backward_ex: the gradient of a root");
+    for (int i = 0; ok && i < nin; i++)
+        if (in[i]->flags & WKI_F_POISON)
+            wki_fail_poison(c, "wk_backward_ex: an input");
     if (!c || c->failed) {
         for (int i = 0; i < nin && o->out; i++)
             o->out[i] = c ? wki_handle(c->poison) : NULL;

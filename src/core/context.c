@@ -156,6 +156,7 @@ void wk_ctx_free(wk_ctx *c) {
             wki_devices[d]->ctx_free(c);
     wki_slots_free(c);
     wki_free(c->undo);
+    wki_free(c->outside);
     wki_free(c->bw_all);
     wki_free(c->bw_heap);
     wki_free(c);

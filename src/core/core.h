@@ -265,10 +265,19 @@ static inline void wki_node_release(wk_ctx *c, wki_node *n) {
 
 /* Records the first error (printf-like text, op name and caller from the current call are added). Returns false. */
 bool wki_fail(wk_ctx *c, wk_status s, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* The same, WK_STATE, for what must not go on in silence with poison from an error that was taken; quotes that error. `what`
+   says which argument of which function it is. */
+bool wki_fail_poison(wk_ctx *c, const char *what);
 /* "(2, 3)" into buf; returns buf. */
 const char *wki_shape_text(char *buf, size_t n, int ndim, const int64_t *size);
 
 /* ---- context ------------------------------------------------------------------------------------------------------- */
+
+typedef struct wki_error { /* its text lacks the lines that callers are at, until somebody reads it */
+    wk_status status;
+    char message[sizeof((wk_error *)0)->message];
+    const void *past, *caller; /* of the error that its text quotes, and its own */
+} wki_error;
 
 typedef struct wki_undo { /* what a discarded recording restores */
     enum { WKI_UNDO_GRAD, WKI_UNDO_I64, WKI_UNDO_RNG } kind;
@@ -318,10 +327,10 @@ struct wk_ctx {
     /* objects freed with the context */
     struct wki_object *objects;
     /* errors */
-    wk_error err;
-    const void *err_caller; /* of the sticky error, until its text is completed */
-    wk_error try_saved[8];  /* status and text outside each open probe */
-    int try_depth;
+    wki_error err;
+    wki_error past; /* the last one that was taken, or that a probe kept to itself: what made kept poison */
+    wki_error *outside; /* the error outside each open probe */
+    int try_depth, cap_try, lost_tries;
     wk_stats stats;
     void *dev_state
         [WK_DEVICE_COUNT]; /* per (context, device): stream, arena, argument ring; made by the device's api */
@@ -407,8 +416,10 @@ bool wki_flush(wk_ctx *c);                                    /* runs what is pe
 void wki_rec_forget(wk_ctx *c, wki_storage *s);               /* a pending storage died */
 bool wki_rec_captured(const wk_ctx *c, const wki_storage *s); /* does the current recording use it */
 bool wki_rec_writes(const wk_ctx *c, const wki_storage *s);   /* does it write it in place */
-bool wki_touch_read(wki_tensor *t);  /* before the host reads: data is there; false after wki_fail */
-bool wki_touch_write(wki_tensor *t); /* before the host writes: nothing pending captured it */
+/* Before the host reads: data is there; false after wki_fail, in which `what` names the tensor. */
+bool wki_touch_read(wki_tensor *t, const char *what);
+/* Before the host writes: nothing pending captured it. */
+bool wki_touch_write(wki_tensor *t, const char *what);
 
 /* Public entry: checks handles, notes the caller. Returns NULL (and t's context, when it has one, failed) if not usable. */
 wki_tensor *wki_enter_failed(const wk_tensor *h, const void *caller);

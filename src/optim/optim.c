@@ -2,6 +2,7 @@
  * gradient, so the first step and all others record the same. May call: base, core, the public API.
  */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "core/box.h"
@@ -72,8 +73,13 @@ static bool take_param(optim *o, int i, wk_tensor *h, const void *caller) {
     wki_tensor *t = wki_enter(h, caller);
     if (!h)
         wki_fail(o->c, WK_INVALID, "parameter %d is NULL", i);
-    if (!t || t->flags & WKI_F_POISON || o->c->failed)
+    if (!t || o->c->failed)
         return false;
+    if (t == o->c->poison) {
+        char what[64];
+        snprintf(what, sizeof what, "%s: parameter %d", o->adamw ? "wk_adamw" : "wk_sgd", i);
+        return wki_fail_poison(o->c, what);
+    }
     if (t->ctx != o->c)
         return wki_fail(o->c, WK_HANDLE, "parameter %d belongs to another context", i);
     if (t->fn)
