@@ -101,6 +101,7 @@ WK_API bool wk_device_available(wk_ctx *c, wk_device d,
 
 WK_API void wk_seed(wk_ctx *c, uint64_t seed); /* sets the seed, resets the sequence number to 0 */
 WK_API void wk_rng_get(wk_ctx *c, uint64_t *seed, uint64_t *sequence);
+/* Inside a compiled function both run what was recorded so far; a call that fails later undoes the change. */
 WK_API void wk_rng_set(wk_ctx *c, uint64_t seed, uint64_t sequence);
 
 /* ---- errors -------------------------------------------------------------------------------------------------------- */
@@ -113,8 +114,9 @@ typedef struct wk_error {
 WK_API bool wk_failed(wk_ctx *c);
 WK_API const char *
 wk_message(wk_ctx *c); /* "" when nothing failed; owned by the context, valid until the next call */
-/* Moves the error out (out may be NULL) and makes the context usable again. Returns its status. A pending recording in
-   which the error happened was discarded: parameters, gradients and the RNG sequence are as before that call. */
+/* Moves the error out (out may be NULL) and makes the context usable again. Returns its status. What a wk_call recorded
+   when it failed was discarded: parameters, gradients and the RNG sequence are as before that call, but for what a read in
+   it had run already. What was pending from a call before stays, and runs when it is needed. */
 WK_API wk_status wk_error_take(wk_ctx *c, wk_error *out);
 /* Isolates a probe: errors between begin and end do not stick. end returns the first one. Nests. */
 WK_API void wk_try_begin(wk_ctx *c);
@@ -136,8 +138,11 @@ WK_API wk_tensor *wk_retain(wk_tensor *t); /* one more reference, released by wk
 WK_API void wk_release(wk_tensor *t);
 WK_API bool wk_alive(wk_ctx *c,
                      const wk_tensor *t); /* is this a valid handle of this context; sets no error */
-/* A handle in ctx `to` on the same storage (no copy, requires_grad kept, no graph). Concurrent writes are undefined in
-   order. The other context must be idle during the call. */
+/* A handle in ctx `to` on the same storage (no copy, requires_grad kept, no graph), after what t's context has queued. The
+   other context must be idle during the call. From then on nothing orders the two contexts: writes in one take effect in the
+   other when they happen, as in Hogwild (wk_sync in the one that writes, before the other reads, orders them). So that
+   training without locks works, a context notices only its own in-place writes between forward and backward (WK_VERSION):
+   when another context steps in between, gradients are computed with what is there. */
 WK_API wk_tensor *wk_share(wk_ctx *to, wk_tensor *t);
 
 /* ---- tensors ------------------------------------------------------------------------------------------------------- */
@@ -235,6 +240,7 @@ typedef struct wk_stats {
     int64_t arena_bytes;       /* arena of the last plan run */
     int64_t arena_lower_bound; /* its liveness lower bound: the largest sum of sizes live at one step */
     int64_t kernels_last;      /* steps of the last plan run */
+    int64_t device_waits; /* for all that was queued on a device, but for reads: wk_sync, wk_share, ... */
 } wk_stats;
 WK_API void wk_stats_get(wk_ctx *c, wk_stats *s); /* set s->struct_size first */
 

@@ -254,10 +254,6 @@ static bool step(engine *e, wki_node *n) {
 static wki_tensor *root_gradient(engine *e, wki_tensor *root, wki_tensor *given) {
     wk_ctx *c = e->c;
     if (given) {
-        if (given->flags & WKI_F_POISON) {
-            wki_fail(c, WK_STATE, "the gradient of a root is the result of a call that failed");
-            return NULL;
-        }
         if (given->ndim != root->ndim || memcmp(given->size, root->size, (size_t)root->ndim * 8)) {
             char a[128], b[128];
             wki_fail(c, WK_SHAPE, "gradient of shape %s given for a root of shape %s",
@@ -347,11 +343,13 @@ static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor
     c->bw_all = c->bw_heap = NULL;
     c->grad_mode = e->create_graph;
     c->epoch++;
+    wki_undo_mark before = wki_undo_begin(c);
     wk_scope_begin(c);
     bool ok = run(e, roots, nroots, grads);
     wk_scope_end(c);
     if (ok && e->kept)
         wki_splice_end(c, roots[0], e->all, e->nall);
+    wki_undo_end(c, before, ok);
     c->grad_mode = mode;
     for (int i = 0; i < e->ninputs; i++) {
         wki_tensor *r = e->result[i];
@@ -369,10 +367,14 @@ static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor
 
 void wk_backward(wk_tensor *h) {
     wki_tensor *loss = wki_enter(h, __builtin_return_address(0));
-    if (!loss || loss->ctx->failed || (loss->flags & WKI_F_POISON))
+    if (!loss || loss->ctx->failed)
         return;
     wk_ctx *c = loss->ctx;
     c->cur_op = NULL;
+    if (loss->flags & WKI_F_POISON) {
+        wki_fail_poison(c, "wk_backward: the loss");
+        return;
+    }
     engine e = {.c = c};
     backward(&e, &loss, 1, NULL, NULL);
 }
@@ -417,6 +419,13 @@ void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_optio
                  "context",
                  MAX_ROOTS, MAX_ROOTS);
     }
+    for (int i = 0; ok && i < nroots; i++)
+        if (r[i]->flags & WKI_F_POISON || (o->grads && g[i] && g[i]->flags & WKI_F_POISON))
+            wki_fail_poison(c, r[i]->flags & WKI_F_POISON ? "wk_backward_ex: a root"
+                                                          : "wk_backward_ex: the gradient of a root");
+    for (int i = 0; ok && i < nin; i++)
+        if (in[i]->flags & WKI_F_POISON)
+            wki_fail_poison(c, "wk_backward_ex: an input");
     if (!c || c->failed) {
         for (int i = 0; i < nin && o->out; i++)
             o->out[i] = c ? wki_handle(c->poison) : NULL;
@@ -442,10 +451,14 @@ wk_tensor *wk_grad(wk_tensor *h) {
 
 void wki_drop_grad(wki_tensor *t) {
     wki_tensor *g = t->grad;
-    if (!g || !wki_undo_grad(t->ctx, t))
+    if (!g)
         return;
-    t->grad = NULL;
-    wki_tensor_user_down(g);
+    wki_undo_mark before = wki_undo_begin(t->ctx);
+    if (wki_undo_grad(t->ctx, t)) {
+        t->grad = NULL;
+        wki_tensor_user_down(g);
+    }
+    wki_undo_end(t->ctx, before, true);
 }
 
 void wk_zero_grad(wk_tensor *h) {

@@ -64,7 +64,7 @@ static inline void keep_meta(wki_meta *m, const wki_tensor *t) {
 
 static inline void save(wki_saved *s, wki_tensor *t) {
     s->t = t;
-    s->version = wki_storage_version(t->st);
+    s->version = t->st->version;
     t->refs++;
 }
 

@@ -55,6 +55,7 @@ const wki_kernel *wki_kernel_find(const wki_launch *l, wk_device dev);
 
 /* A user op's C function on host memory (ops/user.c). */
 bool wki_user_launch(const wki_launch *l);
+bool wki_user_runs(const wki_op *op); /* has it one? */
 
 /* Turns what a CHECK instruction left in `fault` into the context's error; returns false. With the run whose operands the
    host can read, the error names the value. */

@@ -109,8 +109,9 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
     if (c->failed) {
         wki_recorder_discard(c);
         c->journal = false;
-    } else if (!needs_more(c, out, nout)) {
+    } else if (!c->rec->nops || !needs_more(c, out, nout)) {
         wki_flush(c);
+        wki_undo_commit(c);
         c->journal = false;
     }
 end:

@@ -60,6 +60,23 @@ domain wki_node_domain(const wki_graph *g, const wki_gnode *n) {
     return d;
 }
 
+bool wki_node_checks(const wki_graph *g, const wki_gnode *n) {
+    const wki_loop *l = wki_node_loop(g, n);
+    for (int i = 0; l && i < l->ninst; i++)
+        if (l->inst[i].code == WKI_L_CHECK)
+            return true;
+    return !l && n->op->klass == WKI_INDEX;
+}
+
+bool wki_node_writes_outside(const wki_graph *g, const wki_gnode *n) {
+    for (int i = 0; n->op->writes && i < n->nin; i++) {
+        int b = g->ref[n->ref0 + i].buf;
+        if (b >= 0 && wki_node_writes(n, i) && g->buf[g->buf[b].root].external)
+            return true;
+    }
+    return false;
+}
+
 static bool same_shape(const domain *a, const domain *b) {
     return a->ndim == b->ndim && !memcmp(a->size, b->size, (size_t)a->ndim * 8);
 }
@@ -329,20 +346,42 @@ static bool ready(const fuser *f, const uint8_t *done, int k) {
     return true;
 }
 
-/* Appends the window's groups, each after what it needs, earliest program order first. */
+static bool group_checks(const fuser *f, int k) {
+    for (int m = k; m >= 0; m = f->next[m])
+        if (wki_node_checks(f->g, &f->g->node[f->lo + m]))
+            return true;
+    return false;
+}
+
+/* The group to come next: the earliest that is ready. While checks are to come, one that writes storage from outside waits
+   for all others, so that a check which fails finds that storage as it was. n when there is none. */
+static int pick(const fuser *f, const uint8_t *done, int scan, bool checks) {
+    int n = f->hi - f->lo, writer = n;
+    for (int k = scan; k < n; k++) {
+        if (done[k] || f->group[k] != k || !ready(f, done, k))
+            continue;
+        if (!checks || !wki_node_writes_outside(f->g, &f->g->node[f->lo + k]))
+            return k;
+        writer = writer == n ? k : writer;
+    }
+    return writer;
+}
+
+/* Appends the window's groups, each after what it needs. */
 static bool order(wk_ctx *c, const fuser *f, wki_groups *out) {
     uint8_t done[WINDOW] = {0};
-    int n = f->hi - f->lo, at = out->first[out->ngroup];
+    int n = f->hi - f->lo, at = out->first[out->ngroup], checks = 0;
+    for (int k = 0; k < n; k++)
+        checks += f->group[k] == k && group_checks(f, k);
     for (int scan = 0; scan < n;) {
         if (done[scan] || f->group[scan] != scan) {
             scan++;
             continue;
         }
-        int k = scan;
-        while (k < n && (done[k] || f->group[k] != k || !ready(f, done, k)))
-            k++;
+        int k = pick(f, done, scan, checks > 0);
         if (k == n)
             return wki_fail(c, WK_INTERNAL, "fusion left a cycle");
+        checks -= checks && group_checks(f, k);
         int begin = at;
         for (int m = k; m >= 0; m = f->next[m])
             out->node[at++] = f->lo + m;

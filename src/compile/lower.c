@@ -372,6 +372,11 @@ static bool lower_kernel(wk_ctx *c, wki_plan *p, const wki_gnode *n) {
         s->view[i] = ref_view(&p->g->ref[n->ref0 + i]);
         s->view_buf[i] = p->g->ref[n->ref0 + i].buf;
     }
+    if (s->kind == WKI_STEP_USER && p->g->dev == WK_CPU &&
+        !wki_user_runs(n->op)) { /* before anything has run */
+        c->cur_op = n->op;
+        return wki_fail(c, WK_DEVICE, "the op has no CPU kernel");
+    }
     if (s->kind == WKI_STEP_USER || p->g->dev == WK_NULL)
         return true;
     wki_launch l = {.c = c,
@@ -427,6 +432,31 @@ static uint8_t *find_escapes(wk_ctx *c, const wki_graph *g, const wki_groups *gr
     return esc;
 }
 
+/* What is written before a step that may fail is saved. Passes order steps so that this is rare. */
+static bool find_saves(wk_ctx *c, wki_plan *p, const wki_groups *gr) {
+    const wki_graph *g = p->g;
+    int last = gr->first[gr->ngroup] - 1;
+    while (last >= 0 && !wki_node_checks(g, &g->node[gr->node[last]]))
+        last--;
+    for (int i = 0; i < last; i++) {
+        const wki_gnode *n = &g->node[gr->node[i]];
+        for (int j = 0; n->op->writes && j < n->nin; j++) {
+            int b = g->ref[n->ref0 + j].buf, k = 0;
+            if (b < 0 || !wki_node_writes(n, j) || !g->buf[b].external || !g->buf[b].bytes)
+                continue;
+            while (k < p->nsave && p->save[k].buf != b)
+                k++;
+            if (k < p->nsave)
+                continue;
+            if (!p->save && !(p->save = wki_malloc((size_t)g->nbuf * sizeof *p->save)))
+                return wki_fail(c, WK_NOMEM, "no host memory for a plan");
+            p->save[p->nsave++] = (wki_save){.buf = b, .copy = p->nbuf};
+            p->buf[p->nbuf++] = (wki_plan_buf){.kind = WKI_B_ARENA, .bytes = g->buf[b].bytes};
+        }
+    }
+    return true;
+}
+
 bool wki_lower(wk_ctx *c, wki_plan *p, const wki_groups *gr) {
     const wki_graph *g = p->g;
     int max_steps = gr->ngroup + 1;
@@ -435,7 +465,7 @@ bool wki_lower(wk_ctx *c, wki_plan *p, const wki_groups *gr) {
             max_steps += g->node[i].nin;
     uint8_t *esc = find_escapes(c, g, gr);
     p->step = wki_calloc((size_t)max_steps, sizeof *p->step);
-    p->buf = wki_calloc((size_t)g->nbuf + (size_t)gr->ngroup + 1, sizeof *p->buf);
+    p->buf = wki_calloc(2 * (size_t)g->nbuf + (size_t)gr->ngroup + 1, sizeof *p->buf);
     splicer *x = wki_malloc(sizeof *x);
     bool ok = esc && p->step && p->buf && x;
     if (esc && !ok)
@@ -472,5 +502,5 @@ bool wki_lower(wk_ctx *c, wki_plan *p, const wki_groups *gr) {
     }
     wki_free(esc);
     wki_free(x);
-    return ok;
+    return ok && find_saves(c, p, gr);
 }

@@ -110,6 +110,10 @@ bool wki_pass_memory(wk_ctx *c, wki_plan *p) {
             touch(l, s->workspace, i);
         }
     }
+    for (int i = 0; i < p->nsave; i++) { /* from the first step to the last, whichever fails */
+        touch(l, p->save[i].copy, 0);
+        touch(l, p->save[i].copy, p->nstep - 1);
+    }
     int m = 0;
     for (int b = 0; b < p->nbuf; b++)
         if (p->buf[b].kind == WKI_B_ARENA && l[b].first >= 0)

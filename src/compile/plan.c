@@ -65,6 +65,7 @@ void wki_plan_unref(wki_plan *p) {
     }
     wki_free(p->step);
     wki_free(p->buf);
+    wki_free(p->save);
     wki_graph_free(p->g);
     wki_free(p);
 }
@@ -482,11 +483,14 @@ bool wki_flush(wk_ctx *c) {
         c->stats.arena_lower_bound = i->plan->lower_bound;
         c->stats.kernels_last = i->plan->nstep;
     }
-    if (!ok) {
+    if (ok) {
+        wki_rec_reset(c, true);
+        if (!r->eager)
+            wki_undo_commit(c);
+    } else {
         wki_recorder_discard(c);
-        return false;
     }
-    wki_rec_reset(c, true);
-    wki_undo_commit(c);
-    return true;
+    if (!c->call_depth && !r->eager)
+        c->journal = false; /* outside a call nothing more can be undone */
+    return ok;
 }

@@ -27,6 +27,10 @@ typedef struct wki_domain {
 
 wki_domain wki_node_domain(const wki_graph *g, const wki_gnode *n);
 const wki_loop *wki_node_loop(const wki_graph *g, const wki_gnode *n);
+/* Can the node find at run time that an index is out of range? */
+bool wki_node_checks(const wki_graph *g, const wki_gnode *n);
+/* Does the node write, in place, storage from outside the segment? */
+bool wki_node_writes_outside(const wki_graph *g, const wki_gnode *n);
 /* The domain that holds both, or ndim -1. */
 wki_domain wki_domain_join(const wki_domain *a, const wki_domain *b);
 /* Has a node with domain `own` the row shape of `d`, rather than its full shape? */
@@ -79,14 +83,22 @@ typedef struct wki_plan_buf {
     int64_t arena; /* byte offset, for ARENA */
 } wki_plan_buf;
 
+/* A storage from outside is written before the last step that may fail, because that step needs what was written: its bytes
+   are kept, and put back when a step fails. */
+typedef struct wki_save {
+    int32_t buf, copy; /* copy: in the arena */
+} wki_save;
+
 typedef struct wki_plan {
     uint64_t hash, structure;
     _Atomic int32_t refs;
     wki_graph *g;
     int nstep;
     wki_step *step;
-    int nbuf; /* the graph's buffers, then workspaces */
+    int nbuf; /* the graph's buffers, then workspaces and copies of what is saved */
     wki_plan_buf *buf;
+    int nsave;
+    wki_save *save;
     int64_t arena_bytes, lower_bound;
 } wki_plan;
 

@@ -1,4 +1,5 @@
 /* Applying an op: handle checks, promotion, inference, the way down the executor stack. The hot path of the library. */
+#include <stdio.h>
 #include <string.h>
 
 #include "core/core.h"
@@ -67,7 +68,13 @@ static inline void view_flags(wki_tensor *t, const wki_tensor *base) {
         t->flags |= WKI_F_WHOLE;
 }
 
-/* Says what inputs_ok found wrong; false. Poison is no new error: the one that made it was reported. */
+static __attribute__((cold, noinline)) bool poison_written(wk_ctx *c, const wki_op *op, int i) {
+    char what[96];
+    snprintf(what, sizeof what, "%s: input %d", op->name, i);
+    return wki_fail_poison(c, what);
+}
+
+/* Says what inputs_ok found wrong; false. Poison makes poison, and no new error but where a write would be left out. */
 static __attribute__((cold, noinline)) bool wrong_input(wk_ctx *c, const wki_call *k) {
     const wki_op *op = k->op;
     const wki_tensor *first = NULL;
@@ -80,7 +87,7 @@ static __attribute__((cold, noinline)) bool wrong_input(wk_ctx *c, const wki_cal
             continue;
         }
         if (t->flags & WKI_F_POISON)
-            return false;
+            return op->writes ? poison_written(c, op, i) : false;
         if (t->ctx != c)
             return wki_fail(c, WK_HANDLE,
                             "input %d belongs to another context (wk_share makes a handle here)", i);

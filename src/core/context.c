@@ -156,6 +156,7 @@ void wk_ctx_free(wk_ctx *c) {
             wki_devices[d]->ctx_free(c);
     wki_slots_free(c);
     wki_free(c->undo);
+    wki_free(c->outside);
     wki_free(c->bw_all);
     wki_free(c->bw_heap);
     wki_free(c);
@@ -206,8 +207,7 @@ bool wki_undo_grad(wk_ctx *c, wki_tensor *leaf) {
     wki_undo *u = undo_slot(c);
     if (!u)
         return false;
-    /* A gradient that this recording itself made is gone when the recording is: an earlier entry restores what was before. */
-    wki_tensor *old = leaf->grad && !leaf->grad->st->pending ? leaf->grad : NULL;
+    wki_tensor *old = leaf->grad;
     *u = (wki_undo){.kind = WKI_UNDO_GRAD, .t = leaf, .old = old};
     wki_tensor_ref(leaf);
     if (old)
@@ -225,8 +225,18 @@ bool wki_undo_i64(wk_ctx *c, int64_t *p) {
     return true;
 }
 
-void wki_undo_commit(wk_ctx *c) {
-    for (uint32_t i = 0; i < c->nundo; i++) {
+bool wki_undo_rng(wk_ctx *c) {
+    if (!c->journal)
+        return true;
+    wki_undo *u = undo_slot(c);
+    if (!u)
+        return false;
+    *u = (wki_undo){.kind = WKI_UNDO_RNG, .seed = c->seed, .sequence = c->rng_seq};
+    return true;
+}
+
+static void commit_to(wk_ctx *c, uint32_t n) {
+    for (uint32_t i = n; i < c->nundo; i++) {
         wki_undo *u = &c->undo[i];
         if (u->kind == WKI_UNDO_GRAD) {
             if (u->old)
@@ -234,14 +244,19 @@ void wki_undo_commit(wk_ctx *c) {
             wki_tensor_unref(u->t);
         }
     }
-    c->nundo = 0;
+    c->nundo = n;
 }
 
-void wki_undo_rollback(wk_ctx *c) {
-    while (c->nundo) {
+static void roll_back_to(wk_ctx *c, uint32_t n) {
+    while (c->nundo > n) {
         wki_undo *u = &c->undo[--c->nundo];
         if (u->kind == WKI_UNDO_I64) {
             *u->p = u->v;
+            continue;
+        }
+        if (u->kind == WKI_UNDO_RNG) {
+            c->seed = u->seed;
+            c->rng_seq = u->sequence;
             continue;
         }
         wki_tensor *now = u->t->grad;
@@ -256,9 +271,52 @@ void wki_undo_rollback(wk_ctx *c) {
     }
 }
 
+void wki_undo_commit(wk_ctx *c) { commit_to(c, 0); }
+void wki_undo_rollback(wk_ctx *c) { roll_back_to(c, 0); }
+
+/* A gradient that this recording itself made is gone when the recording is, and an earlier entry has what was before. To hold
+   it would make it a result of the plan. */
+static void forget_pending(wk_ctx *c, uint32_t n) {
+    for (uint32_t i = n; i < c->nundo; i++) {
+        wki_undo *u = &c->undo[i];
+        if (u->kind != WKI_UNDO_GRAD || !u->old || !u->old->st->pending)
+            continue;
+        wki_tensor_unref(u->old);
+        u->old = NULL;
+    }
+}
+
+wki_undo_mark wki_undo_begin(wk_ctx *c) {
+    wki_undo_mark m = {c->nundo, c->journal};
+    c->journal = true;
+    return m;
+}
+
+void wki_undo_end(wk_ctx *c, wki_undo_mark m, bool ok) {
+    if (!c->journal)
+        return; /* a flush settled it all */
+    if (!ok)
+        roll_back_to(c, m.n);
+    else if (!m.journal)
+        commit_to(c, m.n < c->nundo ? m.n : c->nundo);
+    else
+        forget_pending(c, m.n);
+    c->journal = m.journal;
+}
+
 /* ---- RNG, devices, counters ---------------------------------------------------------------------------------------- */
 
-void wk_seed(wk_ctx *c, uint64_t seed) { wk_rng_set(c, seed, 0); }
+static void rng_set(wk_ctx *c, uint64_t seed, uint64_t sequence, const void *caller) {
+    c->caller = caller;
+    c->cur_op = NULL;
+    wki_flush(c); /* what is pending was recorded under the old seed */
+    if (!wki_undo_rng(c))
+        return;
+    c->seed = seed;
+    c->rng_seq = sequence;
+}
+
+void wk_seed(wk_ctx *c, uint64_t seed) { rng_set(c, seed, 0, __builtin_return_address(0)); }
 
 void wk_rng_get(wk_ctx *c, uint64_t *seed, uint64_t *sequence) {
     if (seed)
@@ -268,9 +326,7 @@ void wk_rng_get(wk_ctx *c, uint64_t *seed, uint64_t *sequence) {
 }
 
 void wk_rng_set(wk_ctx *c, uint64_t seed, uint64_t sequence) {
-    wki_flush(c); /* what is pending was recorded under the old seed */
-    c->seed = seed;
-    c->rng_seq = sequence;
+    rng_set(c, seed, sequence, __builtin_return_address(0));
 }
 
 const char *wk_device_name(wk_device d) {

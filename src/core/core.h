@@ -32,10 +32,11 @@ typedef struct wki_device_api wki_device_api;
 
 /* ---- storage ------------------------------------------------------------------------------------------------------- */
 
-/* Memory handed to another context by wk_share: the only atomically counted object. */
+/* Memory handed to another context by wk_share. The runtime's lock guards the list of its storages, one a context: what
+   passes and counts know as one storage must be one. */
 typedef struct wki_shared {
-    _Atomic int32_t refs;
-    _Atomic uint32_t version;
+    wki_storage **storage;
+    int n, cap;
     void *data;
     size_t bytes;
     wk_device dev;
@@ -43,7 +44,7 @@ typedef struct wki_shared {
 
 struct wki_storage {
     int32_t refs;     /* slots of this context that use it (+1 per recording that captured it) */
-    uint32_t version; /* bumped by every in-place write; views share it */
+    uint32_t version; /* bumped by every in-place write of this context; views share it */
     void *data;       /* NULL while pending or when bytes is 0 */
     size_t bytes;
     wki_shared *shared; /* NULL until wk_share */
@@ -267,16 +268,26 @@ static inline void wki_node_release(wk_ctx *c, wki_node *n) {
 
 /* Records the first error (printf-like text, op name and caller from the current call are added). Returns false. */
 bool wki_fail(wk_ctx *c, wk_status s, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* The same, WK_STATE, for what must not go on in silence with poison from an error that was taken; quotes that error. `what`
+   says which argument of which function it is. */
+bool wki_fail_poison(wk_ctx *c, const char *what);
 /* "(2, 3)" into buf; returns buf. */
 const char *wki_shape_text(char *buf, size_t n, int ndim, const int64_t *size);
 
 /* ---- context ------------------------------------------------------------------------------------------------------- */
 
+typedef struct wki_error { /* its text lacks the lines that callers are at, until somebody reads it */
+    wk_status status;
+    char message[sizeof((wk_error *)0)->message];
+    const void *past, *caller; /* of the error that its text quotes, and its own */
+} wki_error;
+
 typedef struct wki_undo { /* what a discarded recording restores */
-    enum { WKI_UNDO_GRAD, WKI_UNDO_I64 } kind;
-    wki_tensor *t;   /* GRAD: leaf (internal ref) */
-    wki_tensor *old; /* GRAD: its former gradient (user ref) or NULL */
-    int64_t *p, v;   /* I64 */
+    enum { WKI_UNDO_GRAD, WKI_UNDO_I64, WKI_UNDO_RNG } kind;
+    wki_tensor *t;           /* GRAD: leaf (internal ref) */
+    wki_tensor *old;         /* GRAD: its former gradient (internal ref) or NULL */
+    int64_t *p, v;           /* I64 */
+    uint64_t seed, sequence; /* RNG */
 } wki_undo;
 
 /* What the stream of a recording does not say of its autograd records: graph/splice.c. */
@@ -330,10 +341,10 @@ struct wk_ctx {
     /* objects freed with the context */
     struct wki_object *objects;
     /* errors */
-    wk_error err;
-    const void *err_caller; /* of the sticky error, until its text is completed */
-    wk_error try_saved[8];  /* status and text outside each open probe */
-    int try_depth;
+    wki_error err;
+    wki_error past; /* the last one that was taken, or that a probe kept to itself: what made kept poison */
+    wki_error *outside; /* the error outside each open probe */
+    int try_depth, cap_try, lost_tries;
     wk_stats stats;
     void *dev_state
         [WK_DEVICE_COUNT]; /* per (context, device): stream, arena, argument ring; made by the device's api */
@@ -386,16 +397,8 @@ wki_tensor *wki_alias(wk_ctx *c, wki_tensor *t);    /* another handle on the sam
 wki_tensor *wki_detached(wk_ctx *c, wki_tensor *t); /* same storage, no graph */
 void wki_drop_grad(wki_tensor *t);
 void *wki_pool_bytes(wk_ctx *c, size_t bytes); /* lives as long as the context; NULL when out of memory */
-static inline void wki_storage_bump(wki_storage *s) { /* an in-place write */
-    if (s->shared)
-        s->version = atomic_fetch_add_explicit(&s->shared->version, 1, memory_order_relaxed) + 1;
-    else
-        s->version++;
-}
-static inline uint32_t wki_storage_version(const wki_storage *s) {
-    return s->shared ? atomic_load_explicit(&s->shared->version, memory_order_relaxed) : s->version;
-}
-wki_storage *wki_storage_share(wk_ctx *to, wki_storage *s);
+static inline void wki_storage_bump(wki_storage *s) { s->version++; } /* an in-place write */
+wki_storage *wki_storage_share(wk_ctx *to, wki_storage *s); /* with a reference; NULL after wki_fail */
 void wki_slots_free(wk_ctx *c);
 void wki_tensors_release_all(wk_ctx *c);
 void wki_scopes_free(wk_ctx *c);
@@ -423,13 +426,14 @@ bool wki_record(wk_ctx *c, wki_call *k); /* appends one op; outputs become pendi
 
 /* ---- recorder (graph/record.c) -------------------------------------------------------------------------------------- */
 
-bool wki_flush(wk_ctx *c);                      /* runs what is pending; false after wki_fail */
-void wki_rec_forget(wk_ctx *c, wki_storage *s); /* a pending storage died */
-void wki_rec_discard_failed(wk_ctx *c);         /* drops a recording in which an error happened */
+bool wki_flush(wk_ctx *c);                                    /* runs what is pending; false after wki_fail */
+void wki_rec_forget(wk_ctx *c, wki_storage *s);               /* a pending storage died */
 bool wki_rec_captured(const wk_ctx *c, const wki_storage *s); /* does the current recording use it */
 bool wki_rec_writes(const wk_ctx *c, const wki_storage *s);   /* does it write it in place */
-bool wki_touch_read(wki_tensor *t);  /* before the host reads: data is there; false after wki_fail */
-bool wki_touch_write(wki_tensor *t); /* before the host writes: nothing pending captured it */
+/* Before the host reads: data is there; false after wki_fail, in which `what` names the tensor. */
+bool wki_touch_read(wki_tensor *t, const char *what);
+/* Before the host writes: nothing pending captured it. */
+bool wki_touch_write(wki_tensor *t, const char *what);
 
 /* ---- splices (graph/splice.c) --------------------------------------------------------------------------------------- */
 
@@ -474,11 +478,19 @@ typedef struct wki_object {
 void wki_object_add(wk_ctx *c, wki_object *o, void (*destroy)(void *));
 void wki_object_remove(wk_ctx *c, wki_object *o);
 
-/* journal: called before a leaf's gradient or a counter changes */
+/* journal: called before a leaf's gradient, a counter or the RNG's state changes */
 bool wki_undo_grad(wk_ctx *c, wki_tensor *leaf);
 bool wki_undo_i64(wk_ctx *c, int64_t *p);
+bool wki_undo_rng(wk_ctx *c);
 void wki_undo_commit(wk_ctx *c);
 void wki_undo_rollback(wk_ctx *c);
+/* Around what changes several of these and may fail half-way: if it does, all are put back, in a call or not. */
+typedef struct wki_undo_mark {
+    uint32_t n;
+    bool journal;
+} wki_undo_mark;
+wki_undo_mark wki_undo_begin(wk_ctx *c);
+void wki_undo_end(wk_ctx *c, wki_undo_mark m, bool ok);
 
 /* ---- devices (compile/plan.h has what plans need) ------------------------------------------------------------------- */
 
@@ -496,6 +508,10 @@ struct wki_device_api {
     const struct wki_plan_api *plan; /* compile/plan.h */
 };
 extern const wki_device_api *const wki_devices[WK_DEVICE_COUNT];
+static inline bool wki_device_wait(wk_ctx *c, wk_device d) { /* false after wki_fail */
+    c->stats.device_waits++;
+    return wki_devices[d]->sync(c);
+}
 
 struct wk_runtime {
     _Atomic int64_t refs; /* contexts + the owner */

@@ -119,11 +119,16 @@ static void caller_text(const void *caller, char *out, size_t n) {
         snprintf(out, n, " [called from %s+0x%lx]", base, (unsigned long)off);
 }
 
+static bool fail(wk_ctx *c, wk_status s, const void *past) {
+    c->failed = c->err.status = s;
+    c->err.past = past;
+    c->err.caller = c->caller;
+    return false;
+}
+
 bool wki_fail(wk_ctx *c, wk_status s, const char *fmt, ...) {
     if (c->failed)
         return false;
-    c->failed = s;
-    c->err.status = s;
     char text[640];
     va_list ap;
     va_start(ap, fmt);
@@ -131,61 +136,97 @@ bool wki_fail(wk_ctx *c, wk_status s, const char *fmt, ...) {
     va_end(ap);
     snprintf(c->err.message, sizeof c->err.message, "%s%s%s", c->cur_op ? c->cur_op->name : "",
              c->cur_op ? ": " : "", text);
-    c->err_caller = c->caller;
-    return false;
+    return fail(c, s, NULL);
 }
 
-/* Finding the caller's line costs a process: done once, when somebody reads the message. */
-static void locate(wk_ctx *c) {
-    if (!c->failed || !c->err_caller)
-        return;
-    size_t at = strlen(c->err.message);
-    caller_text(c->err_caller, c->err.message + at, sizeof c->err.message - at);
-    c->err_caller = NULL;
+bool wki_fail_poison(wk_ctx *c, const char *what) {
+    if (c->failed)
+        return false;
+    bool known = c->past.status != WK_OK;
+    c->cur_op = NULL;
+    wki_fail(c, WK_STATE, "%s is the result of a call that failed%s%s", what, known ? ", last with " : "",
+             known ? c->past.message : "");
+    return fail(c, WK_STATE, c->past.caller);
+}
+
+/* Finding a caller's line costs a process: done once, when somebody reads the message. */
+static void locate(wki_error *e) {
+    const void *caller[2] = {e->past, e->caller};
+    for (int i = 0; i < 2; i++) {
+        size_t at = strlen(e->message);
+        caller_text(caller[i], e->message + at, sizeof e->message - at);
+    }
+    e->past = e->caller = NULL;
 }
 
 bool wk_failed(wk_ctx *c) { return c->failed != WK_OK; }
 
 const char *wk_message(wk_ctx *c) {
-    locate(c);
-    return c->failed ? c->err.message : "";
+    if (!c->failed)
+        return "";
+    locate(&c->err);
+    return c->err.message;
 }
 
-static wk_status copy_error(wk_ctx *c, wk_error *out) {
-    locate(c);
-    *out = c->failed ? c->err : (wk_error){.status = WK_OK};
-    return c->failed;
+static void copy_out(wk_ctx *c, wk_error *out) {
+    *out = (wk_error){.status = c->failed};
+    if (!c->failed)
+        return;
+    locate(&c->err);
+    memcpy(out->message, c->err.message, sizeof out->message);
 }
 
-wk_status wk_error_take(wk_ctx *c, wk_error *out) {
-    wk_status s = out ? copy_error(c, out) : c->failed;
-    if (s && !c->call_depth)
-        wki_rec_discard_failed(c);
+/* Copies the error out, if there is one and somebody wants it, and keeps it as the past one. */
+static wk_status leave_behind(wk_ctx *c, wk_error *out) {
+    wk_status s = c->failed;
+    if (out)
+        copy_out(c, out);
+    if (s)
+        c->past = c->err;
     c->failed = WK_OK;
     return s;
 }
 
+wk_status wk_error_take(wk_ctx *c, wk_error *out) { return leave_behind(c, out); }
+
+static bool grow_outside(wk_ctx *c) {
+    int cap = c->cap_try ? 2 * c->cap_try : 4;
+    wki_error *p = wki_realloc(c->outside, (size_t)cap * sizeof *p);
+    if (!p)
+        return wki_fail(c, WK_NOMEM, "no host memory for a probe");
+    c->outside = p;
+    c->cap_try = cap;
+    return true;
+}
+
+/* Where there is no memory a probe does not isolate: the error that says so is outside it. */
 void wk_try_begin(wk_ctx *c) {
-    if (c->try_depth < (int)(sizeof c->try_saved / sizeof *c->try_saved)) {
-        c->try_saved[c->try_depth] = c->err;
-        c->try_saved[c->try_depth].status = c->failed;
-        c->failed = WK_OK;
+    c->caller = __builtin_return_address(0);
+    c->cur_op = NULL;
+    if (c->lost_tries || (c->try_depth == c->cap_try && !grow_outside(c))) {
+        c->lost_tries++;
+        return;
     }
-    c->try_depth++;
+    c->outside[c->try_depth] = c->err;
+    c->outside[c->try_depth++].status = c->failed;
+    c->failed = WK_OK;
 }
 
 wk_status wk_try_end(wk_ctx *c, wk_error *out) {
+    if (c->lost_tries) {
+        c->lost_tries--;
+        if (out)
+            copy_out(c, out);
+        return c->failed;
+    }
     if (c->try_depth == 0) {
         c->caller = __builtin_return_address(0);
         c->cur_op = NULL;
         wki_fail(c, WK_STATE, "wk_try_end without a matching wk_try_begin");
         return WK_STATE;
     }
-    wk_status s = out ? copy_error(c, out) : c->failed;
-    c->try_depth--;
-    if (c->try_depth < (int)(sizeof c->try_saved / sizeof *c->try_saved)) {
-        c->err = c->try_saved[c->try_depth];
-        c->failed = c->err.status;
-    }
+    wk_status s = leave_behind(c, out);
+    c->err = c->outside[--c->try_depth];
+    c->failed = c->err.status;
     return s;
 }

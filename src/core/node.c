@@ -141,12 +141,12 @@ static wki_tensor *unpack(wk_ctx *c, const wki_node *n, const wki_saved *s, cons
                  i);
         return wki_poison(c);
     }
-    if (s->t->st && wki_storage_version(s->t->st) != s->version) {
+    if (s->t->st && s->t->st->version != s->version) {
         c->cur_op = n->op;
         c->caller = n->caller;
         wki_fail(c, WK_VERSION,
                  "%s %d, needed for the gradient, was modified in place (version %u, saved at %u)", what, i,
-                 wki_storage_version(s->t->st), s->version);
+                 s->t->st->version, s->version);
         return wki_poison(c);
     }
     return s->t;

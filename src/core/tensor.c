@@ -184,12 +184,25 @@ bool wki_storage_realize(wki_storage *s) {
     return true;
 }
 
-static void shared_unref(wk_ctx *c, wki_shared *h) {
-    if (atomic_fetch_sub_explicit(&h->refs, 1, memory_order_acq_rel) == 1) {
-        if (h->data)
-            wki_devices[h->dev]->free(c, h->data, h->bytes);
-        wki_free(h);
-    }
+/* The storage leaves its shared memory, which goes with the last of them; by then no other context may have anything queued
+   that uses it. */
+static void leave_shared(wki_storage *s) {
+    wki_shared *h = s->shared;
+    if (h->data && s->ctx->dev_state[h->dev])
+        wki_device_wait(s->ctx, h->dev);
+    wki_runtime_lock(s->ctx->rt);
+    int i = 0;
+    while (h->storage[i] != s)
+        i++;
+    h->storage[i] = h->storage[--h->n];
+    bool last = !h->n;
+    wki_runtime_unlock(s->ctx->rt);
+    if (!last)
+        return;
+    if (h->data)
+        wki_devices[h->dev]->free(s->ctx, h->data, h->bytes);
+    wki_free(h->storage);
+    wki_free(h);
 }
 
 void wki_storage_free(wki_storage *s) {
@@ -199,37 +212,64 @@ void wki_storage_free(wki_storage *s) {
     if (s->data)
         c->stats.storage_bytes -= (int64_t)s->bytes;
     if (s->shared)
-        shared_unref(c, s->shared);
+        leave_shared(s);
     else if (s->data)
         wki_devices[s->dev]->free(c, s->data, s->bytes);
     s->data = c->free_storages;
     c->free_storages = s;
 }
 
-wki_storage *wki_storage_share(wk_ctx *to, wki_storage *s) {
-    if (!s->shared) {
-        wki_shared *h = wki_malloc(sizeof *h);
-        if (!h) {
-            wki_fail(to, WK_NOMEM, "no host memory to share a storage");
-            return NULL;
+/* Room for one more storage; s alone at first. The caller holds the lock. */
+static bool grow_shared(wk_ctx *to, wki_storage *s) {
+    wki_shared *h = s->shared ? s->shared : wki_calloc(1, sizeof *h);
+    if (h && h->n == h->cap) {
+        int cap = h->cap ? 2 * h->cap : 4;
+        wki_storage **p = wki_realloc(h->storage, (size_t)cap * sizeof(void *));
+        if (p) {
+            h->storage = p;
+            h->cap = cap;
         }
-        atomic_init(&h->refs, 1);
-        atomic_init(&h->version, s->version);
+    }
+    if (!h || h->n == h->cap) {
+        if (!s->shared)
+            wki_free(h);
+        return wki_fail(to, WK_NOMEM, "no host memory to share a storage");
+    }
+    if (!s->shared) {
+        h->storage[h->n++] = s;
         h->data = s->data;
         h->bytes = s->bytes;
         h->dev = (wk_device)s->dev;
         s->shared = h;
     }
-    wki_storage *n = wki_storage_new(to, (wk_device)s->dev, s->bytes, false);
+    return true;
+}
+
+/* Makes a storage of context `to` on the memory of s. The caller holds the lock. */
+static wki_storage *join_shared(wk_ctx *to, wki_storage *s) {
+    wki_storage *n = grow_shared(to, s) ? wki_storage_new(to, (wk_device)s->dev, s->bytes, false) : NULL;
     if (!n)
         return NULL;
-    atomic_fetch_add_explicit(&s->shared->refs, 1, memory_order_relaxed);
     n->shared = s->shared;
     n->data = s->data;
-    n->version = s->version;
     n->pinned = s->pinned;
+    s->shared->storage[s->shared->n++] = n;
     if (n->data)
         to->stats.storage_bytes += (int64_t)n->bytes;
+    return n;
+}
+
+wki_storage *wki_storage_share(wk_ctx *to, wki_storage *s) {
+    wki_runtime_lock(to->rt);
+    wki_storage *n = NULL;
+    for (int i = 0; s->shared && i < s->shared->n; i++)
+        if (s->shared->storage[i]->ctx == to)
+            n = s->shared->storage[i];
+    if (n)
+        n->refs++;
+    else
+        n = join_shared(to, s);
+    wki_runtime_unlock(to->rt);
     return n;
 }
 

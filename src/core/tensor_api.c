@@ -254,6 +254,10 @@ wk_tensor *wk_share(wk_ctx *to, wk_tensor *h) {
     to->caller = __builtin_return_address(0);
     to->cur_op = NULL;
     wki_tensor *t = wki_enter(h, __builtin_return_address(0));
+    if (t && (t->flags & WKI_F_POISON) && !t->ctx->failed) {
+        wki_fail_poison(t->ctx, "wk_share: the tensor");
+        wki_fail(to, WK_STATE, "%s", t->ctx->err.message);
+    }
     if (!t || (t->flags & WKI_F_POISON) || to->failed) {
         if (!t)
             wki_fail(to, WK_HANDLE, "wk_share: the handle is not valid");
@@ -265,7 +269,8 @@ wk_tensor *wk_share(wk_ctx *to, wk_tensor *h) {
         wki_fail(to, WK_INVALID, "wk_share: the contexts belong to different runtimes");
         return poison_handle(to);
     }
-    if (!wki_touch_read(t)) {
+    /* What is queued there is done before anything that this context will queue. */
+    if (!wki_touch_read(t, "wk_share: the tensor") || !wki_device_wait(t->ctx, (wk_device)t->st->dev)) {
         wki_fail(to, WK_STATE, "wk_share: the other context failed: %s", t->ctx->err.message);
         return poison_handle(to);
     }
@@ -285,23 +290,21 @@ wk_tensor *wk_share(wk_ctx *to, wk_tensor *h) {
 
 /* ---- host access --------------------------------------------------------------------------------------------------- */
 
-bool wki_touch_read(wki_tensor *t) {
+bool wki_touch_read(wki_tensor *t, const char *what) {
     wk_ctx *c = t->ctx;
-    if (t->flags & WKI_F_POISON) {
-        c->cur_op = NULL;
-        return wki_fail(c, WK_STATE, "reading the result of a call that failed");
-    }
+    if (t->flags & WKI_F_POISON)
+        return wki_fail_poison(c, what);
     if ((t->st->pending || wki_rec_writes(c, t->st)) && (c->failed || !wki_flush(c)))
         return false;
     if (t->st->failed || t->st->pending) {
         c->cur_op = NULL;
-        return wki_fail(c, WK_STATE, "reading the result of a call that failed");
+        return wki_fail(c, WK_STATE, "%s is the result of a call that failed", what);
     }
     return true;
 }
 
-bool wki_touch_write(wki_tensor *t) {
-    if (!wki_touch_read(t))
+bool wki_touch_write(wki_tensor *t, const char *what) {
+    if (!wki_touch_read(t, what))
         return false;
     return wki_rec_captured(t->ctx, t->st) ? wki_flush(t->ctx) : true;
 }
@@ -324,7 +327,7 @@ bool wk_read(wk_tensor *h, void *dst, size_t bytes) {
     ASK(h, false);
     wk_ctx *c = t->ctx;
     c->cur_op = NULL;
-    if (!wki_touch_read(t))
+    if (!wki_touch_read(t, "wk_read: the tensor"))
         return false;
     size_t each = wki_dtype_size((wk_dtype)t->dtype), want = (size_t)t->numel * each;
     if (bytes != want)
@@ -356,7 +359,7 @@ bool wk_write(wk_tensor *h, const void *src, size_t bytes) {
     ASK(h, false);
     wk_ctx *c = t->ctx;
     c->cur_op = NULL;
-    if (c->failed || !wki_touch_write(t))
+    if (c->failed || !wki_touch_write(t, "wk_write: the tensor"))
         return false;
     size_t each = wki_dtype_size((wk_dtype)t->dtype), want = (size_t)t->numel * each;
     if (bytes != want)
@@ -374,7 +377,8 @@ void *wk_data(wk_tensor *h, bool writable) {
     ASK(h, NULL);
     wk_ctx *c = t->ctx;
     c->cur_op = NULL;
-    if (writable ? c->failed || !wki_touch_write(t) : !wki_touch_read(t))
+    if (writable ? c->failed || !wki_touch_write(t, "wk_data: the tensor")
+                 : !wki_touch_read(t, "wk_data: the tensor"))
         return NULL;
     if (t->st->dev != WK_CPU) {
         wki_fail(c, WK_DEVICE, "wk_data: the tensor is on %s (wk_read copies it)",
@@ -390,7 +394,7 @@ void *wk_data(wk_tensor *h, bool writable) {
 static bool read_one(wki_tensor *t, void *raw) {
     wk_ctx *c = t->ctx;
     c->cur_op = NULL;
-    if (!wki_touch_read(t))
+    if (!wki_touch_read(t, "wk_item: the tensor"))
         return false;
     if (t->numel != 1) {
         char text[128];
@@ -479,6 +483,6 @@ void wk_sync(wk_ctx *c) {
     if (!wki_flush(c))
         return;
     for (int d = 0; d < WK_DEVICE_COUNT; d++)
-        if (c->dev_state[d] && !wki_devices[d]->sync(c))
+        if (c->dev_state[d] && !wki_device_wait(c, (wk_device)d))
             return;
 }

@@ -68,13 +68,6 @@ void wki_recorder_discard(wk_ctx *c) {
     wki_undo_rollback(c);
 }
 
-void wki_rec_discard_failed(wk_ctx *c) {
-    if (c->rec->nops)
-        wki_recorder_discard(c);
-    wki_undo_commit(c);
-    c->journal = false;
-}
-
 bool wki_rec_grow(wk_ctx *c, void **p, size_t *cap, size_t need, size_t each) {
     size_t n = *cap ? *cap : 1024;
     while (n < need)

@@ -190,6 +190,11 @@ wk_tensor *wk_module_param(wk_module *h, const char *name, wk_tensor *t) {
         return m ? wki_handle(m->c->poison) : p ? wki_handle(p->ctx->poison) : t;
     enter(m->c, CALLER);
     wki_tensor *poison = m->c->poison;
+    if (p == poison) {
+        char what[160];
+        snprintf(what, sizeof what, "wk_module_param: \"%s\" of %s", name ? name : "", m->kind);
+        wki_fail_poison(m->c, what);
+    }
     if (p == poison || !name_ok(m, name))
         return wki_handle(poison);
     if (p->ctx != m->c) {

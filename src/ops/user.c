@@ -188,6 +188,8 @@ void wk_user_op(wk_ctx *c, int id, wk_tensor *const *in, const double *attr, wk_
         out[i] = wki_handle(o[i]);
 }
 
+bool wki_user_runs(const wki_op *op) { return user_of(op)->d.cpu != NULL; }
+
 bool wki_user_launch(const wki_launch *l) {
     const user_op *u = user_of(l->op);
     wk_array in[MAX_USER], out[MAX_USER];

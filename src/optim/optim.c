@@ -2,6 +2,7 @@
  * gradient, so the first step and all others record the same. May call: base, core, the public API.
  */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "core/box.h"
@@ -72,8 +73,13 @@ static bool take_param(optim *o, int i, wk_tensor *h, const void *caller) {
     wki_tensor *t = wki_enter(h, caller);
     if (!h)
         wki_fail(o->c, WK_INVALID, "parameter %d is NULL", i);
-    if (!t || t->flags & WKI_F_POISON || o->c->failed)
+    if (!t || o->c->failed)
         return false;
+    if (t == o->c->poison) {
+        char what[64];
+        snprintf(what, sizeof what, "%s: parameter %d", o->adamw ? "wk_adamw" : "wk_sgd", i);
+        return wki_fail_poison(o->c, what);
+    }
     if (t->ctx != o->c)
         return wki_fail(o->c, WK_HANDLE, "parameter %d belongs to another context", i);
     if (t->fn)
@@ -265,6 +271,7 @@ void wk_optim_step(wk_optim *h) {
     c->caller = CALLER;
     c->cur_op = NULL;
     bool uniform, grad_mode = wk_grad_enable(c, false);
+    wki_undo_mark before = wki_undo_begin(c);
     int first = count_step(o, &uniform);
     bool ok = first >= 0;
     for (int i = ok ? first : o->n; ok && i < o->n; i++) {
@@ -276,6 +283,7 @@ void wk_optim_step(wk_optim *h) {
     wk_grad_enable(c, grad_mode);
     for (int i = 0; ok && !o->keep_grads && i < o->n; i++)
         wki_drop_grad(o->param[i]);
+    wki_undo_end(c, before, ok);
     if (ok && !c->call_depth)
         wki_flush(c);
 }

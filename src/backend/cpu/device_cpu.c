@@ -231,6 +231,18 @@ static bool run_kernel_step(wk_ctx *c, const wki_step *s, const wki_plan_args *a
     return s->kind == WKI_STEP_USER ? wki_user_launch(&l) : s->kernel->run(&l);
 }
 
+/* Keeps what steps before a check overwrite, or puts it back. */
+static void copy_saved(const wki_plan *p, const wki_plan_args *a, bool back) {
+    for (int i = 0; i < p->nsave; i++) {
+        void *there = a->buf[p->save[i].buf], *copy = a->buf[p->save[i].copy];
+        size_t bytes = (size_t)p->buf[p->save[i].copy].bytes;
+        if (back)
+            memcpy(there, copy, bytes);
+        else
+            memcpy(copy, there, bytes);
+    }
+}
+
 static bool cpu_run(wk_ctx *c, const wki_plan *p, void *st, const wki_plan_args *a) {
     cpu_plan *cp = st;
     cpu_state *s = state(c);
@@ -240,13 +252,16 @@ static bool cpu_run(wk_ctx *c, const wki_plan *p, void *st, const wki_plan_args 
         if (p->buf[b].kind == WKI_B_ARENA)
             a->buf[b] = (char *)s->arena + p->buf[b].arena;
     cp->fault = 0;
+    copy_saved(p, a, false);
     for (int i = 0; i < p->nstep; i++) {
         bool ok = p->step[i].kind == WKI_STEP_LOOP ? run_loop_step(c, cp, &p->step[i], i, a)
                                                    : run_kernel_step(c, &p->step[i], a);
         if (ok && cp->fault) /* what comes next would write parameters */
             ok = wki_report_fault(c, cp->fault, cp->run[i]);
-        if (!ok)
+        if (!ok) {
+            copy_saved(p, a, true);
             return false;
+        }
     }
     c->stats.kernel_launches += p->nstep;
     return true;
