@@ -207,12 +207,13 @@ static bool differentiate(engine *e, wki_node *n, wki_tensor **gin) {
 /* Runs one record's VJP and passes the results on. */
 static bool step(engine *e, wki_node *n) {
     wki_tensor *gin[MAX_IN];
+    const int nin = n->nin;
     bool any = false, sums = n->meta && (n->op->flags & WKI_OP_BROADCAST);
     for (int i = 0; i < n->nout; i++)
         any |= n->gacc[i] != NULL;
     if (any && !differentiate(e, n, gin))
         return false;
-    for (int i = 0; i < n->nin; i++) {
+    for (int i = 0; i < nin; i++) {
         const wki_edge *to = &n->edge[i];
         if (any && gin[i] && (to->fn || to->leaf)) {
             wki_tensor *g = sums ? sum_to(e->c, gin[i], &n->meta[i]) : gin[i];
@@ -237,7 +238,7 @@ static wki_tensor *root_gradient(engine *e, wki_tensor *root, wki_tensor *given)
             wki_fail(c, WK_STATE, "the gradient of a root is the result of a call that failed");
             return NULL;
         }
-        if (given->ndim != root->ndim || memcmp(given->size, root->size, (size_t)root->ndim * 8)) {
+        if (given->ndim != root->ndim || memcmp(given->size, root->size, (size_t)root->ndim * 8) != 0) {
             char a[128], b[128];
             wki_fail(c, WK_SHAPE, "gradient of shape %s given for a root of shape %s",
                      wki_shape_text(a, sizeof a, given->ndim, given->size),
@@ -325,7 +326,7 @@ static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor
     bool ok = run(e, roots, nroots, grads);
     wk_scope_end(c);
     c->grad_mode = mode;
-    for (int i = 0; i < e->ninputs; i++) {
+    for (int i = 0; out && i < e->ninputs; i++) {
         wki_tensor *r = e->result[i];
         bool leaf = r && e->create_graph && (r->flags & WKI_F_REQ) &&
                     !r->fn; /* the caller's own tensor: no second leaf */
@@ -389,7 +390,7 @@ void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_optio
                  "context",
                  MAX_ROOTS, MAX_ROOTS);
     }
-    if (!c || c->failed) {
+    if (!c || !ok || c->failed) {
         for (int i = 0; i < nin && o->out; i++)
             o->out[i] = c ? wki_handle(c->poison) : NULL;
         return;

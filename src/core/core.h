@@ -262,8 +262,14 @@ static inline void wki_node_release(wk_ctx *c, wki_node *n) {
 
 /* ---- errors -------------------------------------------------------------------------------------------------------- */
 
-/* Records the first error (printf-like text, op name and caller from the current call are added). Returns false. */
-bool wki_fail(wk_ctx *c, wk_status s, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* Records the first error (printf-like text, op name and caller from the current call are added). Returns false, in a way
+   that the compiler and the static analyser see. */
+#define wki_fail(...) wki_false(wki_set_error(__VA_ARGS__))
+bool wki_set_error(wk_ctx *c, wk_status s, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+static inline bool wki_false(bool ignored) {
+    (void)ignored;
+    return false;
+}
 /* "(2, 3)" into buf; returns buf. */
 const char *wki_shape_text(char *buf, size_t n, int ndim, const int64_t *size);
 

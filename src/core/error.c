@@ -119,7 +119,7 @@ static void caller_text(const void *caller, char *out, size_t n) {
         snprintf(out, n, " [called from %s+0x%lx]", base, (unsigned long)off);
 }
 
-bool wki_fail(wk_ctx *c, wk_status s, const char *fmt, ...) {
+bool wki_set_error(wk_ctx *c, wk_status s, const char *fmt, ...) {
     if (c->failed)
         return false;
     c->failed = s;
