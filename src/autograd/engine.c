@@ -354,22 +354,21 @@ void wk_backward_options_init(wk_backward_options *o) {
     *o = (wk_backward_options){.struct_size = sizeof *o};
 }
 
-void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_options *o) {
+void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_options *given) {
     const void *caller = __builtin_return_address(0);
     enum { MAX_ROOTS = 64 };
     wki_tensor *r[MAX_ROOTS], *g[MAX_ROOTS], *in[MAX_ROOTS], *out[MAX_ROOTS], *res[MAX_ROOTS] = {0};
     wk_ctx *c = NULL;
-    wk_backward_options defaults;
-    if (!o) {
-        wk_backward_options_init(&defaults);
-        o = &defaults;
-    }
+    wk_backward_options opt, *o = &opt;
+    wk_backward_options_init(o);
+    bool known = wki_take_struct(o, sizeof *o, given);
     int nin = o->inputs ? o->ninputs : 0;
     for (int i = 0; i < nroots && !c; i++)
         c = roots[i] ? wki_slot(roots[i])->ctx : NULL;
     for (int i = 0; i < nin && !c; i++)
         c = o->inputs[i] ? wki_slot(o->inputs[i])->ctx : NULL;
-    bool ok = nroots > 0 && nroots <= MAX_ROOTS && nin >= 0 && nin <= MAX_ROOTS && (nin == 0 || o->out);
+    bool ok =
+        known && nroots > 0 && nroots <= MAX_ROOTS && nin >= 0 && nin <= MAX_ROOTS && (nin == 0 || o->out);
     for (int i = 0; i < nroots && ok; i++) {
         r[i] = wki_enter(roots[i], caller);
         ok = r[i] != NULL && r[i]->ctx == c;
@@ -385,7 +384,9 @@ void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_optio
     if (c && !ok && !c->failed) {
         c->caller = caller;
         c->cur_op = NULL;
-        wki_fail(c, WK_INVALID,
+        if (!known)
+            wki_wrong_struct(c, "wk_backward_options");
+        wki_fail(c, WK_INVALID, /* the first error stays */
                  "wk_backward_ex: 1 to %d roots and at most %d inputs with an `out`, all live handles of one "
                  "context",
                  MAX_ROOTS, MAX_ROOTS);

@@ -270,6 +270,10 @@ static inline bool wki_false(bool ignored) {
     (void)ignored;
     return false;
 }
+/* Copies a caller's struct over `to`, which holds the defaults; its fields that `from` (of an older header) lacks stay so. NULL:
+   all. False when struct_size is impossible, or a newer struct's unknown fields are not all zero. */
+bool wki_take_struct(void *to, size_t size, const void *from);
+bool wki_wrong_struct(wk_ctx *c, const char *type); /* the error for that; false */
 /* "(2, 3)" into buf; returns buf. */
 const char *wki_shape_text(char *buf, size_t n, int ndim, const int64_t *size);
 

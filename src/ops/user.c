@@ -98,11 +98,17 @@ static void vjp(const wki_vjp_args *a) {
     }
 }
 
-int wk_register_op(wk_ctx *c, const wk_op_desc *d) {
+int wk_register_op(wk_ctx *c, const wk_op_desc *given) {
+    wk_op_desc desc, *d = &desc;
+    wk_op_desc_init(d);
     c->caller = __builtin_return_address(0);
     c->cur_op = NULL;
     if (c->failed)
         return -1;
+    if (!wki_take_struct(d, sizeof *d, given)) {
+        wki_wrong_struct(c, "wk_op_desc");
+        return -1;
+    }
     if (!d->name || !d->name[0] || strlen(d->name) >= sizeof((user_op *)0)->name || !d->infer || d->nin < 1 ||
         d->nin > MAX_USER || d->nout < 1 || d->nout > MAX_USER || d->nattr < 0 || d->nattr > 255) {
         wki_fail(c, WK_INVALID,
