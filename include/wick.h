@@ -58,7 +58,7 @@ typedef enum wk_status {
 } wk_status;
 
 typedef enum wk_dtype {
-#define D(name, text, bits, kind) WK_##name,
+#define D(name, text, bits, kind, rank) WK_##name,
 #include <wick/dtype.def>
 #undef D
     WK_DTYPE_COUNT

@@ -375,6 +375,7 @@ static inline void wki_storage_unref(wki_storage *s) {
 bool wki_storage_realize(wki_storage *s);                 /* gives a pending storage its memory */
 extern const uint8_t wki_dtype_bytes[WK_DTYPE_COUNT + 1]; /* the last, of "none", is 0 */
 extern const char wki_dtype_kinds[WK_DTYPE_COUNT + 1];    /* 'F', 'I', 'U' or 'B'; 0 */
+extern const uint8_t wki_dtype_ranks[WK_DTYPE_COUNT];     /* promotion goes to the highest */
 static inline size_t wki_dtype_size(wk_dtype d) { return wki_dtype_bytes[d]; }
 static inline int wki_dtype_kind(wk_dtype d) { return wki_dtype_kinds[d]; }
 static inline wki_tensor *wki_poison(wk_ctx *c) { return c->poison; }
