@@ -180,7 +180,7 @@ void wk_user_op(wk_ctx *c, int id, wk_tensor *const *in, const double *attr, wk_
     for (int i = 0; i < op->nin; i++) {
         t[i] = in[i] ? wki_enter(in[i], caller) : NULL;
         if (t[i] && !(t[i]->flags & (WKI_F_PLAIN | WKI_F_POISON)))
-            t[i] = wki_copy(c, t[i]);
+            t[i] = wki_contiguous(c, t[i]);
     }
     c->cur_op = op;
     wki_call k = {
