@@ -44,14 +44,15 @@ static wk_ctx *ctx_on(wk_device d) {
 
 /* The hand-written kernels compile, as a device would have them; without a device too. */
 TEST(cuda_plan, kernels_compile) {
-    static const char *const families[] = {wki_embed_k_copy_cuh, wki_embed_k_product_cuh,
-                                           wki_embed_k_conv_cuh, wki_embed_k_pool_cuh, wki_embed_k_index_cuh};
+    static const char *const families[] = {wki_embed_k_copy_cuh,  wki_embed_k_product_cuh,
+                                           wki_embed_k_conv_cuh,  wki_embed_k_pool_cuh,
+                                           wki_embed_k_index_cuh, wki_embed_k_wide_cuh};
     static const char *const archs[] = {"sm_80", "sm_90"};
     wki_nvrtc *rtc;
     wki_cu_error err = {0};
     if (wki_nvrtc_open(NULL, 0, &rtc, &err))
         SKIP("%s", err.text);
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < 2 * (int)(sizeof families / sizeof *families); i++) {
         char *text;
         CHECK(asprintf(&text, "%s%s%s", wki_embed_k_params_cuh, wki_embed_k_common_cuh, families[i / 2]) > 0);
         wki_nvrtc_source source = {.text = text, .name = "kernels.cu", .arch = archs[i % 2]};

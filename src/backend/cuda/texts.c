@@ -45,7 +45,7 @@ static const struct {
 static const char *const families[] = {
     [WKI_FAMILY_COPY] = wki_embed_k_copy_cuh,   [WKI_FAMILY_PRODUCT] = wki_embed_k_product_cuh,
     [WKI_FAMILY_CONV] = wki_embed_k_conv_cuh,   [WKI_FAMILY_POOL] = wki_embed_k_pool_cuh,
-    [WKI_FAMILY_INDEX] = wki_embed_k_index_cuh,
+    [WKI_FAMILY_INDEX] = wki_embed_k_index_cuh, [WKI_FAMILY_WIDE] = wki_embed_k_wide_cuh,
 };
 
 static int load_family(wki_cuda *rt, int family, wki_cu_error *err) {
