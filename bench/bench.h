@@ -10,12 +10,14 @@ typedef struct bench {
     const char *name, *doc;
     void (*run)(bench_run *r);
     const char *const *cases; /* NULL at the end */
+    bool on_device;           /* the command's --device says where it runs */
 } bench;
-extern const bench bench_overhead, bench_compile, bench_train;
+extern const bench bench_overhead, bench_compile, bench_train, bench_demo;
 
 /* Is the case asked for? A bench may skip the work of one that is not. */
 bool bench_wants(const bench_run *r, const char *name);
-wk_device bench_device(const bench_run *r); /* the command's --device */
+wk_device bench_device(const bench_run *r);     /* the command's --device */
+const char *bench_data_dir(const bench_run *r); /* the command's --data-dir; NULL: the usual place */
 /* One figure; NAN: it could not be measured, for the reason given by bench_fail. */
 void bench_figure(bench_run *r, const char *name, double value, const char *unit);
 /* A case that could not be measured, and why. The command then ends with a failure. */

@@ -141,4 +141,4 @@ static const char *const cases[] = {
     "plan_gpt2",  "ops_gpt2",       "record_gpt2",         "hit_gpt2", "allocs_gpt2", "launches_gpt2",
     "arena_gpt2", "new_shape_gpt2", "new_structures_gpt2", NULL};
 const bench bench_compile = {"compile", "recording and planning a training step of GPT-2 small's shape", run,
-                             cases};
+                             cases, false};

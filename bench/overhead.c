@@ -214,4 +214,4 @@ static void run(bench_run *r) {
 
 static const char *const cases[] = {"add_4x4",  "add_4x4_grad",      "scope", "record_op", "record_op_walked",
                                     "mlp_step", "mlp_step_compiled", "load",  "size",      NULL};
-const bench bench_overhead = {"overhead", "the library's cost beside the arithmetic", run, cases};
+const bench bench_overhead = {"overhead", "the library's cost beside the arithmetic", run, cases, false};

@@ -97,4 +97,4 @@ static void run(bench_run *r) {
 
 static const char *const cases[] = {"mlp_step_host", "mlp_step_stream", "cnn_step_b128_host",
                                     "cnn_step_b128_stream", NULL};
-const bench bench_train = {"train", "whole training steps on the device of --device", run, cases};
+const bench bench_train = {"train", "whole training steps on the device of --device", run, cases, true};

@@ -10,7 +10,9 @@
  *    error stays in the context until wk_error_take. A program checks wk_failed once a step.
  *  - A context and all its handles are used by one thread at a time. Several contexts may run at once, also on one device.
  *  - Sizes are elements unless a name says bytes; shapes are written as (N, C, H, W); strides are elements.
- *  - Structs that callers fill begin with struct_size and come from their init function.
+ *  - Structs that callers fill begin with struct_size and come from their init function. The library takes those of an older
+ *    header, with defaults for the fields that they lack, and those of a newer one while the fields that it does not know
+ *    are 0; else, and where struct_size was never set, the call is WK_INVALID.
  */
 #ifndef WICK_H
 #define WICK_H
@@ -56,7 +58,7 @@ typedef enum wk_status {
 } wk_status;
 
 typedef enum wk_dtype {
-#define D(name, text, bits, kind) WK_##name,
+#define D(name, text, bits, kind, rank) WK_##name,
 #include <wick/dtype.def>
 #undef D
     WK_DTYPE_COUNT
@@ -83,7 +85,8 @@ typedef struct wk_runtime_options {
     uint64_t seed; /* root of every context's RNG */
 } wk_runtime_options;
 WK_API void wk_runtime_options_init(wk_runtime_options *o);
-/* NULL options: defaults. NULL only when the host is out of memory. Thread-safe. */
+/* NULL options: defaults. NULL only when the host is out of memory or the options cannot be taken (above: there is no context
+   to hold the error). Thread-safe. */
 WK_API wk_runtime *wk_runtime_new(const wk_runtime_options *o);
 /* Frees the runtime once its last context is gone. */
 WK_API void wk_runtime_free(wk_runtime *rt);

@@ -90,18 +90,22 @@ static int32_t to_int(double v) {
     return isnan(v) ? 0 : v >= INT32_MAX ? INT32_MAX : v <= INT32_MIN ? INT32_MIN : (int32_t)v;
 }
 
-/* Through f32 or 32-bit integers, which I64 saturates to and U8 wraps. */
+/* Integers saturate; u8 wraps from 32 bits. */
 static double converted(double v, wk_dtype from, wk_dtype to) {
-    int kind = wki_dtype_kind(to);
-    if (from == WK_F32 && to == WK_F32)
-        return v; /* unrounded, for differences */
-    if (from == WK_F64)
-        v = (double)(float)v;
-    if (kind == 'B')
+    switch (to) {
+    case WK_F64:
+        return v;
+    case WK_F32:
+        return from == WK_F32 ? v : (double)(float)v; /* unrounded, for differences */
+    case WK_BOOL:
         return v != 0;
-    if (kind == 'F')
-        return from == WK_I64 ? (double)(float)to_int(v) : (double)(float)v;
-    return to == WK_U8 ? (double)(uint8_t)to_int(v) : (double)to_int(v);
+    case WK_I64:
+        return isnan(v) ? 0 : fmin(fmax(trunc(v), -0x1p63), 0x1p63) + 0.0;
+    case WK_U8:
+        return (double)(uint8_t)to_int(v);
+    default:
+        return (double)to_int(v);
+    }
 }
 
 static int ref_cast(const dten *x, dten *y, wk_dtype to) {

@@ -140,16 +140,59 @@ benches() {
     echo '{"overhead.scope": {"min": 0}}' >"$dir/met"
     echo '{"overhead.scope": {"max": 0}}' >"$dir/missed"
     echo '{"overhead.scope": {}}' >"$dir/empty"
+    echo '{"overhead.scope": {"mx": 1}}' >"$dir/kind"
+    echo '{"overhead.scope": {"max": "1"}}' >"$dir/text"
+    echo '{"overhead.scope": {"max": 1e9}, "overhead.scoop": {"max": 1}}' >"$dir/unknown"
+    echo '{"overhead.scope": {"max": 1e9}, "train.nothing": {"max": 1}}' >"$dir/elsewhere"
+    echo '{"overhead.scope@cuda": {"max": 1}}' >"$dir/place"
     echo '[' >"$dir/broken"
-    status 0 "$wick" bench overhead.scope --json --check "$dir/met" || return 1
+    status 0 "$wick" bench overhead.scope --json --check "$dir/met" &&
+        grep -qF 'bounds: 1 met, 0 missed, 0 skipped' "$dir/err" || return 1
     local field
     for field in bench case value unit peer peer_value ratio threads isa device; do
         grep -q "\"$field\":" "$dir/out" || { echo "no $field in $(cat "$dir/out")"; return 1; }
     done
     fails_with 1 "misses its bound" "$wick" bench overhead.scope --check "$dir/missed" &&
         fails_with 1 "neither max nor min" "$wick" bench overhead.scope --check "$dir/empty" &&
+        fails_with 1 "'mx' is not a number named" "$wick" bench overhead.scope --check "$dir/kind" &&
+        fails_with 1 "'max' is not a number named" "$wick" bench overhead.scope --check "$dir/text" &&
+        fails_with 1 "no case 'overhead.scoop'" "$wick" bench overhead.scope --check "$dir/unknown" &&
+        fails_with 1 "no case 'train.nothing'" "$wick" bench overhead.scope --check "$dir/elsewhere" &&
+        fails_with 1 "does not run on 'cuda'" "$wick" bench overhead.scope --check "$dir/place" &&
         fails_with 1 "broken:" "$wick" bench overhead.scope --check "$dir/broken" &&
         fails_with 1 "nowhere" "$wick" bench overhead.scope --check "$dir/nowhere"
+}
+
+# A ratio counts against the peer of the same session alone; an absent peer is named, and is no pass.
+bench_ratios() {
+    peer() { echo "{\"bench\": \"overhead\", \"case\": \"add_4x4\", \"value\": $2, \"unit\": \"ns\", \"threads\": $1}"; }
+    echo '{"overhead.add_4x4": {"max": 1e9, "min_ratio": 3}}' >"$dir/ratio"
+    peer 1 1e12 >"$dir/slow" && peer 1 1e-9 >"$dir/fast" || return 1
+    { peer 1000 1e-9; peer 2 1e12; } >"$dir/two"
+    local run=("$wick" bench overhead.add_4x4 --check "$dir/ratio")
+    status 0 "${run[@]}" && grep -qF 'unproven' "$dir/err" && grep -qF 'bounds: 1 met, 0 missed, 1 skipped' "$dir/err" &&
+        status 0 "${run[@]}" --peers "$dir/slow" && grep -qF 'bounds: 2 met, 0 missed, 0 skipped' "$dir/err" &&
+        fails_with 1 'the ratio' "${run[@]}" --peers "$dir/fast" && grep -qF 'bounds: 1 met, 1 missed' "$dir/err" &&
+        status 0 env WICK_THREADS=2 "${run[@]}" --peers "$dir/two"
+}
+
+# The file of bounds that the project keeps names cases that exist, and the demo's are met on the little data set.
+bench_demo() {
+    status 0 "$wick" bench demo --data-dir "$dir/data" --json --check bench/bounds.json || { cat "$dir/err"; return 1; }
+    grep -q '"case":"wall"' "$dir/out" && grep -q '"case":"accuracy"' "$dir/out" &&
+        grep -qF 'bounds: 2 met, 0 missed, 0 skipped' "$dir/err" &&
+        fails_with 1 'No such file' "$wick" bench demo --data-dir "$dir/nowhere"
+}
+
+# Where there is no such device, cases and bounds are skipped by name.
+bench_devices() {
+    fails_with 2 'takes no --device' "$wick" bench overhead.scope --device cuda || return 1
+    echo '{"train.mlp_step_host@cuda": {"max": 1e9}}' >"$dir/cuda"
+    status 0 "$wick" bench train.mlp_step_host --check "$dir/cuda" &&
+        grep -qF 'another device' "$dir/err" && grep -qF '0 met, 0 missed, 1 skipped' "$dir/err" || return 1
+    status 3 env CUDA_VISIBLE_DEVICES= WICK_CUDA_PATH=/nowhere "$wick" bench train.mlp_step_host --device cuda \
+        --check "$dir/cuda" || return 1
+    grep -qE '^mlp_step_host +skipped: ' "$dir/out" && grep -qF 'its case was skipped' "$dir/err"
 }
 
 bar_on_a_terminal() {
@@ -174,6 +217,9 @@ check cli.every_length every_length
 check cli.unwritable_output unwritable_output
 check cli.lists lists
 check cli.benches benches
+check cli.bench_ratios bench_ratios
+check cli.bench_demo bench_demo
+check cli.bench_devices bench_devices
 if command -v script >/dev/null; then
     check cli.bar_on_a_terminal bar_on_a_terminal
 else

@@ -64,12 +64,13 @@ static void fill(dten *t, const op_case *k, int input, case_values values) {
         lo = fmax(lo, lo > 0 ? 0.5 : -2);
         hi = fmin(hi, 2);
     }
+    const int64_t middle = t->n / 2;
     for (int64_t i = 0; i < t->n; i++) {
         if (in->how == CASE_INTS)
             t->v[i] = floor(wkt_uniform(lo, hi + 1));
         else if (in->how == CASE_SPACED)
             t->v[i] =
-                (double)(float)(0.1 * (double)(i - t->n / 2) + (input ? 0.07 : 0.03)); /* inputs never tie */
+                (double)(float)(0.1 * (double)(i - middle) + (input ? 0.07 : 0.03)); /* inputs never tie */
         else
             t->v[i] = (double)(float)wkt_uniform(lo, hi);
     }
@@ -318,6 +319,7 @@ void case_compare(const case_instance *t, int j, wki_tensor *tensor, double slac
     if (got.n < 0) {
         FAIL("%s, %s (%s): cannot be read", t->k->name, how, layouts);
         wk_error_take(tensor->ctx, NULL);
+        case_free(&got);
         return;
     }
     bool shape = got.ndim == want->ndim && got.dtype == want->dtype;

@@ -44,14 +44,15 @@ static wk_ctx *ctx_on(wk_device d) {
 
 /* The hand-written kernels compile, as a device would have them; without a device too. */
 TEST(cuda_plan, kernels_compile) {
-    static const char *const families[] = {wki_embed_k_copy_cuh, wki_embed_k_product_cuh,
-                                           wki_embed_k_conv_cuh, wki_embed_k_pool_cuh, wki_embed_k_index_cuh};
+    static const char *const families[] = {wki_embed_k_copy_cuh,  wki_embed_k_product_cuh,
+                                           wki_embed_k_conv_cuh,  wki_embed_k_pool_cuh,
+                                           wki_embed_k_index_cuh, wki_embed_k_wide_cuh};
     static const char *const archs[] = {"sm_80", "sm_90"};
     wki_nvrtc *rtc;
     wki_cu_error err = {0};
     if (wki_nvrtc_open(NULL, 0, &rtc, &err))
         SKIP("%s", err.text);
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < 2 * (int)(sizeof families / sizeof *families); i++) {
         char *text;
         CHECK(asprintf(&text, "%s%s%s", wki_embed_k_params_cuh, wki_embed_k_common_cuh, families[i / 2]) > 0);
         wki_nvrtc_source source = {.text = text, .name = "kernels.cu", .arch = archs[i % 2]};
@@ -111,7 +112,7 @@ static double *read_all(wk_tensor *t, int64_t *n) {
     wk_tensor *f = wk_dtype_of(t) == WK_F64 ? t : wk_dtype_of(t) == WK_F32 ? t : wk_cast(t, WK_F32);
     size_t each = wk_dtype_bits(wk_dtype_of(f)) / 8;
     char *raw = malloc((size_t)*n * each + 8);
-    double *v = malloc((size_t)*n * sizeof *v + 8);
+    double *v = calloc((size_t)*n + 1, sizeof *v);
     CHECK(wk_read(f, raw, (size_t)*n * each));
     for (int64_t i = 0; i < *n; i++)
         v[i] = each == 8 ? ((double *)(void *)raw)[i] : (double)((float *)(void *)raw)[i];
@@ -148,7 +149,7 @@ static void compare(const graph *g, const results *want, const results *got, int
     for (int i = 0; i < g->nout; i++) {
         double scale = 1, worst = 0;
         int64_t at = 0;
-        if (!CHECK_EQ_I(want->n[i], got->n[i]))
+        if (!CHECK_EQ_I(want->n[i], got->n[i]) || !want->v[i] || !got->v[i])
             return;
         for (int64_t k = 0; k < want->n[i]; k++)
             if (isfinite(want->v[i][k]) && fabs(want->v[i][k]) > scale)
@@ -181,7 +182,7 @@ static void check_graph(const graph *g) {
     wk_compiled *f = wk_compile(cpu, g->fn, &value, NULL), *h = wk_compile(cuda, g->fn, &value, NULL);
     int rounds = wkt_quick() ? 12 : 100;
     for (int round = 0; round < rounds; round++) {
-        void *data[MAX_IN];
+        void *data[MAX_IN] = {0};
         results a = {{0}, {0}}, b = {{0}, {0}}, e = {{0}, {0}};
         draw_inputs(g, data);
         value = wkt_uniform(0.5, 2);
@@ -201,7 +202,7 @@ static void check_graph(const graph *g) {
         free_results(&a);
         free_results(&b);
         free_results(&e);
-        for (int i = 0; i < g->nin; i++)
+        for (int i = 0; i < MAX_IN; i++)
             free(data[i]);
         seed += 7;
     }

@@ -411,12 +411,15 @@ static void op_case(kcase *c, const wki_op *op, int which) {
     for (int i = 0; i < l->ninst; i++) {
         const wki_inst *x = &l->inst[i];
         if (x->code == WKI_L_LOAD)
-            c->run.opnd[x->a].dtype = x->type == WKI_TF ? WK_F32
+            c->run.opnd[x->a].dtype = x->type == WKI_TF ? (in == 'D' ? WK_F64 : WK_F32)
                                       : in == 'B'       ? WK_BOOL
                                       : wkt_below(2)    ? WK_I64
                                                         : WK_U8;
         else if (x->code == WKI_L_STORE)
-            c->run.opnd[x->a].dtype = out == 'F' ? WK_F32 : out == 'B' ? WK_BOOL : WK_I64;
+            c->run.opnd[x->a].dtype = out == 'F'   ? WK_F32
+                                      : out == 'D' ? WK_F64
+                                      : out == 'B' ? WK_BOOL
+                                                   : WK_I64;
         if (!c->run.nred)
             c->inst[i].level = WKI_ELEM;
     }

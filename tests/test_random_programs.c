@@ -121,9 +121,9 @@ static bool same(const rp_log *a, const rp_log *b) {
 }
 
 /* Under WICK_PROGRAM every check has a process of its own, so that crashes are made smaller, too. */
-static bool isolated(void) {
+static const char *isolated(void) {
     const char *one = getenv("WICK_PROGRAM");
-    return one && *one;
+    return one && *one ? one : NULL;
 }
 
 typedef struct outcome {
@@ -176,7 +176,8 @@ static outcome check(const rp_program *p, bool strict) {
         memcpy(&x, w[0].log.bytes + i, 4);
         o.nans += isnan(x);
     }
-    o.nans /= (double)(w[0].log.n / 4 + 1);
+    size_t words = w[0].log.n / 4 + 1;
+    o.nans /= (double)words;
     close_world(&w[0]);
     close_world(&w[1]);
     return o;
@@ -260,8 +261,9 @@ static double one_program(uint64_t seed, int length, bool big, bool strict) {
 
 static void programs(int n, int length, bool big) {
     double nans = 0;
-    if (isolated()) {
-        one_program(strtoull(getenv("WICK_PROGRAM"), NULL, 0), length, big, true);
+    const char *one = isolated();
+    if (one) {
+        one_program(strtoull(one, NULL, 0), length, big, true);
         return;
     }
     for (int i = 0; i < n; i++)

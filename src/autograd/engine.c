@@ -230,12 +230,13 @@ static bool differentiate(engine *e, wki_node *n, wki_tensor **gin) {
 /* Runs one record's VJP and passes the results on. */
 static bool step(engine *e, wki_node *n) {
     wki_tensor *gin[MAX_IN];
+    const int nin = n->nin;
     bool any = false, sums = n->meta && (n->op->flags & WKI_OP_BROADCAST);
     for (int i = 0; i < n->nout; i++)
         any |= n->gacc[i] != NULL;
     if (any && !differentiate(e, n, gin))
         return false;
-    for (int i = 0; i < n->nin; i++) {
+    for (int i = 0; i < nin; i++) {
         const wki_edge *to = &n->edge[i];
         if (any && gin[i] && (to->fn || to->leaf)) {
             wki_tensor *g = sums ? sum_to(e->c, gin[i], &n->meta[i]) : gin[i];
@@ -254,7 +255,7 @@ static bool step(engine *e, wki_node *n) {
 static wki_tensor *root_gradient(engine *e, wki_tensor *root, wki_tensor *given) {
     wk_ctx *c = e->c;
     if (given) {
-        if (given->ndim != root->ndim || memcmp(given->size, root->size, (size_t)root->ndim * 8)) {
+        if (given->ndim != root->ndim || memcmp(given->size, root->size, (size_t)root->ndim * 8) != 0) {
             char a[128], b[128];
             wki_fail(c, WK_SHAPE, "gradient of shape %s given for a root of shape %s",
                      wki_shape_text(a, sizeof a, given->ndim, given->size),
@@ -351,7 +352,7 @@ static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor
         wki_splice_end(c, roots[0], e->all, e->nall);
     wki_undo_end(c, before, ok);
     c->grad_mode = mode;
-    for (int i = 0; i < e->ninputs; i++) {
+    for (int i = 0; out && i < e->ninputs; i++) {
         wki_tensor *r = e->result[i];
         bool leaf = r && e->create_graph && (r->flags & WKI_F_REQ) &&
                     !r->fn; /* the caller's own tensor: no second leaf */
@@ -383,22 +384,21 @@ void wk_backward_options_init(wk_backward_options *o) {
     *o = (wk_backward_options){.struct_size = sizeof *o};
 }
 
-void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_options *o) {
+void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_options *given) {
     const void *caller = __builtin_return_address(0);
     enum { MAX_ROOTS = 64 };
     wki_tensor *r[MAX_ROOTS], *g[MAX_ROOTS], *in[MAX_ROOTS], *out[MAX_ROOTS], *res[MAX_ROOTS] = {0};
     wk_ctx *c = NULL;
-    wk_backward_options defaults;
-    if (!o) {
-        wk_backward_options_init(&defaults);
-        o = &defaults;
-    }
+    wk_backward_options opt, *o = &opt;
+    wk_backward_options_init(o);
+    bool known = wki_take_struct(o, sizeof *o, given);
     int nin = o->inputs ? o->ninputs : 0;
     for (int i = 0; i < nroots && !c; i++)
         c = roots[i] ? wki_slot(roots[i])->ctx : NULL;
     for (int i = 0; i < nin && !c; i++)
         c = o->inputs[i] ? wki_slot(o->inputs[i])->ctx : NULL;
-    bool ok = nroots > 0 && nroots <= MAX_ROOTS && nin >= 0 && nin <= MAX_ROOTS && (nin == 0 || o->out);
+    bool ok =
+        known && nroots > 0 && nroots <= MAX_ROOTS && nin >= 0 && nin <= MAX_ROOTS && (nin == 0 || o->out);
     for (int i = 0; i < nroots && ok; i++) {
         r[i] = wki_enter(roots[i], caller);
         ok = r[i] != NULL && r[i]->ctx == c;
@@ -414,7 +414,9 @@ void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_optio
     if (c && !ok && !c->failed) {
         c->caller = caller;
         c->cur_op = NULL;
-        wki_fail(c, WK_INVALID,
+        if (!known)
+            wki_wrong_struct(c, "wk_backward_options");
+        wki_fail(c, WK_INVALID, /* the first error stays */
                  "wk_backward_ex: 1 to %d roots and at most %d inputs with an `out`, all live handles of one "
                  "context",
                  MAX_ROOTS, MAX_ROOTS);
@@ -426,7 +428,7 @@ void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_optio
     for (int i = 0; ok && i < nin; i++)
         if (in[i]->flags & WKI_F_POISON)
             wki_fail_poison(c, "wk_backward_ex: an input");
-    if (!c || c->failed) {
+    if (!c || !ok || c->failed) {
         for (int i = 0; i < nin && o->out; i++)
             o->out[i] = c ? wki_handle(c->poison) : NULL;
         return;

@@ -14,14 +14,20 @@ typedef struct compiled {
 void wk_compile_options_init(wk_compile_options *o) { *o = (wk_compile_options){.struct_size = sizeof *o}; }
 
 /* `strict` asks for what every plan does while f32 is the only type that ops round to. */
-wk_compiled *wk_compile(wk_ctx *c, wk_fn fn, void *self, const wk_compile_options *o) {
-    (void)o;
+wk_compiled *wk_compile(wk_ctx *c, wk_fn fn, void *self, const wk_compile_options *given) {
+    wk_compile_options o;
+    wk_compile_options_init(&o);
     compiled *f = wki_calloc(1, sizeof *f);
     c->caller = __builtin_return_address(0);
     c->cur_op = NULL;
     if (!f || !fn) {
         wki_fail(c, f ? WK_INVALID : WK_NOMEM,
                  f ? "wk_compile: fn is NULL" : "no host memory for a compiled function");
+        wki_free(f);
+        return wki_box_invalid(c);
+    }
+    if (!wki_take_struct(&o, sizeof o, given)) {
+        wki_wrong_struct(c, "wk_compile_options");
         wki_free(f);
         return wki_box_invalid(c);
     }

@@ -183,7 +183,7 @@ full:
 /* Instructions whose value nobody uses go; values are renumbered. */
 static void sweep(splicer *x) {
     uint8_t used[WKI_LOOP_MAX_INST] = {0};
-    int16_t to[WKI_LOOP_MAX_INST];
+    int16_t to[WKI_LOOP_MAX_INST] = {0};
     for (int i = x->ninst - 1; i >= 0; i--) {
         const wki_inst *in = &x->inst[i];
         if (in->code == WKI_L_STORE || in->code == WKI_L_CHECK)

@@ -22,15 +22,13 @@ static bool bad_call(wk_ctx *c, wki_call *k) {
     return false;
 }
 
-static int dtype_rank(wk_dtype d) { return (int)d; } /* dtype.def is in promotion order */
-
 /* Casts the inputs to their common dtype and applies the op to those. */
 static __attribute__((noinline)) bool promote(wk_ctx *c, wki_call *k) {
     wki_tensor *cast[8], *const *given = k->in;
     int best = -1;
     for (int i = 0; i < k->nin; i++)
-        if (k->in[i] && dtype_rank((wk_dtype)k->in[i]->dtype) > best)
-            best = dtype_rank((wk_dtype)k->in[i]->dtype);
+        if (k->in[i] && (best < 0 || wki_dtype_ranks[k->in[i]->dtype] > wki_dtype_ranks[best]))
+            best = k->in[i]->dtype;
     const wki_op *op = k->op;
     for (int i = 0; i < k->nin; i++) {
         cast[i] = k->in[i];

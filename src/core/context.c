@@ -17,7 +17,11 @@ static bool recursive_mutex(pthread_mutex_t *lock) {
     return ok;
 }
 
-wk_runtime *wk_runtime_new(const wk_runtime_options *o) {
+wk_runtime *wk_runtime_new(const wk_runtime_options *given) {
+    wk_runtime_options o;
+    wk_runtime_options_init(&o);
+    if (!wki_take_struct(&o, sizeof o, given))
+        return NULL;
     wk_runtime *rt = wki_calloc(1, sizeof *rt);
     pthread_mutex_t *lock = rt ? wki_malloc(sizeof *lock) : NULL;
     if (!lock)
@@ -28,8 +32,8 @@ wk_runtime *wk_runtime_new(const wk_runtime_options *o) {
     atomic_init(&rt->refs, 1);
     atomic_init(&rt->next_ordinal, 0);
     rt->isa = wki_cpu_isa();
-    rt->seed = o ? o->seed : 0;
-    rt->pool = wki_pool_new(o ? o->threads : 0);
+    rt->seed = o.seed;
+    rt->pool = wki_pool_new(o.threads);
     if (!rt->pool) {
         pthread_mutex_destroy(lock);
         goto fail;

@@ -266,11 +266,21 @@ static inline void wki_node_release(wk_ctx *c, wki_node *n) {
 
 /* ---- errors -------------------------------------------------------------------------------------------------------- */
 
-/* Records the first error (printf-like text, op name and caller from the current call are added). Returns false. */
-bool wki_fail(wk_ctx *c, wk_status s, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* Records the first error (printf-like text, op name and caller from the current call are added). Returns false, in a way
+   that the compiler and the static analyser see. */
+#define wki_fail(...) wki_false(wki_set_error(__VA_ARGS__))
+bool wki_set_error(wk_ctx *c, wk_status s, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+static inline bool wki_false(bool ignored) {
+    (void)ignored;
+    return false;
+}
 /* The same, WK_STATE, for what must not go on in silence with poison from an error that was taken; quotes that error. `what`
    says which argument of which function it is. */
 bool wki_fail_poison(wk_ctx *c, const char *what);
+/* Copies a caller's struct over `to`, which holds the defaults; its fields that `from` (of an older header) lacks stay so. NULL:
+   all. False when struct_size is impossible, or a newer struct's unknown fields are not all zero. */
+bool wki_take_struct(void *to, size_t size, const void *from);
+bool wki_wrong_struct(wk_ctx *c, const char *type); /* the error for that; false */
 /* "(2, 3)" into buf; returns buf. */
 const char *wki_shape_text(char *buf, size_t n, int ndim, const int64_t *size);
 
@@ -390,6 +400,7 @@ static inline void wki_storage_unref(wki_storage *s) {
 bool wki_storage_realize(wki_storage *s);                 /* gives a pending storage its memory */
 extern const uint8_t wki_dtype_bytes[WK_DTYPE_COUNT + 1]; /* the last, of "none", is 0 */
 extern const char wki_dtype_kinds[WK_DTYPE_COUNT + 1];    /* 'F', 'I', 'U' or 'B'; 0 */
+extern const uint8_t wki_dtype_ranks[WK_DTYPE_COUNT];     /* promotion goes to the highest */
 static inline size_t wki_dtype_size(wk_dtype d) { return wki_dtype_bytes[d]; }
 static inline int wki_dtype_kind(wk_dtype d) { return wki_dtype_kinds[d]; }
 static inline wki_tensor *wki_poison(wk_ctx *c) { return c->poison; }

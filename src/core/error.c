@@ -25,21 +25,27 @@ static const struct {
     const char *name;
     uint8_t bits;
 } dtypes[] = {
-#define D(name, text, bits, kind) {text, bits},
+#define D(name, text, bits, kind, rank) {text, bits},
 #include <wick/dtype.def>
 #undef D
 };
 
 const uint8_t wki_dtype_bytes[] = {
-#define D(name, text, bits, kind) (bits) / 8,
+#define D(name, text, bits, kind, rank) (bits) / 8,
 #include <wick/dtype.def>
 #undef D
     0};
 const char wki_dtype_kinds[] = {
-#define D(name, text, bits, kind) kind,
+#define D(name, text, bits, kind, rank) kind,
 #include <wick/dtype.def>
 #undef D
     0};
+
+const uint8_t wki_dtype_ranks[] = {
+#define D(name, text, bits, kind, rank) rank,
+#include <wick/dtype.def>
+#undef D
+};
 
 const char *wk_status_name(wk_status s) {
     return (unsigned)s < WK_STATUS_COUNT ? statuses[s].name : "unknown status";
@@ -126,7 +132,7 @@ static bool fail(wk_ctx *c, wk_status s, const void *past) {
     return false;
 }
 
-bool wki_fail(wk_ctx *c, wk_status s, const char *fmt, ...) {
+bool wki_set_error(wk_ctx *c, wk_status s, const char *fmt, ...) {
     if (c->failed)
         return false;
     char text[640];

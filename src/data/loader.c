@@ -91,12 +91,14 @@ wk_loader *wk_loader_new(wk_ctx *c, const wk_field *fields, int nfields, int64_t
                          const wk_loader_options *given) {
     wk_loader_options o;
     wk_loader_options_init(&o);
-    if (given)
-        memcpy(&o, given, given->struct_size < sizeof o ? given->struct_size : sizeof o);
     c->caller = CALLER;
     c->cur_op = NULL;
     if (c->failed)
         return wki_box_invalid(c);
+    if (!wki_take_struct(&o, sizeof o, given)) {
+        wki_wrong_struct(c, "wk_loader_options");
+        return wki_box_invalid(c);
+    }
     if (o.batch < 1 || count < 0 || nfields < 1 || !fields) {
         wki_fail(c, WK_INVALID, "a loader of %d fields, %lld samples and batches of %lld", nfields,
                  (long long)count, (long long)o.batch);

@@ -149,16 +149,18 @@ wk_tensor *wk_transpose(wk_tensor *t, int dim0, int dim1) {
 /* ---- reductions ----------------------------------------------------------------------------------------------------- */
 
 wki_tensor *wki_mean(wk_ctx *c, wki_tensor *x, const int64_t *dims, int ndims, bool keepdim) {
-    wk_scope_begin(c);
-    wki_tensor *s = wki_sum(c, x, dims, ndims, keepdim);
+    int64_t list[1 + WK_MAX_DIMS];
+    uint32_t red;
     double n = 1;
-    for (int i = 0; usable(s) && i < x->ndim; i++) {
-        bool reduced = ndims == 0;
-        for (int j = 0; j < ndims; j++)
-            reduced |= dims[j] == i || dims[j] == i - x->ndim;
-        n *= reduced ? (double)x->size[i] : 1;
-    }
-    return leave(c, wki_mul_scalar(c, s, 1 / n));
+    if (!usable(x))
+        return x;
+    wki_put_dims(list, x, ndims, dims);
+    if (!wki_reduce_ok(in_op(c, WKI_OP_mean), x, "x", list, &red))
+        return wki_poison(c);
+    for (int i = 0; i < x->ndim; i++)
+        n *= red >> i & 1 ? (double)x->size[i] : 1;
+    wk_scope_begin(c);
+    return leave(c, wki_mul_scalar(c, wki_sum(c, x, dims, ndims, keepdim), 1 / n));
 }
 
 wki_tensor *wki_sum_dim(wk_ctx *c, wki_tensor *x, int dim) {

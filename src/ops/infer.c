@@ -115,7 +115,8 @@ static char kind_of(wk_dtype d) {
     if (d >= WK_DTYPE_COUNT)
         return '*';
     int k = wki_dtype_kind(d);
-    return k == 'U' ? 'I' : (char)k;
+    bool wide = wki_dtype_size(d) > 4;
+    return k == 'F' ? (wide ? 'D' : 'F') : k == 'B' ? 'B' : wide ? 'L' : 'I';
 }
 
 const wki_loop *wki_op_loop(const wki_op *op, wk_dtype in0, wk_dtype out0) {

@@ -11,6 +11,9 @@ int wki_put_dims(int64_t *ia, const wki_tensor *x, int n,
                  const int64_t *v); /* sorted, counted from 0; none: all */
 int wki_put_perm(int64_t *ia, const wki_tensor *x, int n, const int64_t *v); /* counted from 0 */
 
+/* Can x be reduced over the canonical list? *red: bit i for dimension i. */
+bool wki_reduce_ok(wk_ctx *c, const wki_tensor *x, const char *name, const int64_t *list, uint32_t *red);
+
 bool wki_wrong_list(wk_ctx *c, int64_t count, const char *name) __attribute__((cold));
 static inline bool wki_list_ok(wk_ctx *c, int64_t count, const char *name) {
     return __builtin_expect((uint64_t)count <= WK_MAX_DIMS, 1) || wki_wrong_list(c, count, name);

@@ -154,6 +154,9 @@ bool wki_infer_max_pool2d(wk_ctx *c, const wki_call *k) {
     if (ia[4] > ia[0] / 2 || ia[5] > ia[1] / 2) /* otherwise a window could lie in the padding */
         return wki_fail(c, WK_INVALID, "padding (%lld, %lld) is more than half of the kernel (%lld, %lld)",
                         (long long)ia[4], (long long)ia[5], (long long)ia[0], (long long)ia[1]);
+    if (x->size[2] == 0 || x->size[3] == 0)
+        return wki_fail(c, WK_SHAPE, "planes of %lld x %lld have no element to take the largest of",
+                        (long long)x->size[2], (long long)x->size[3]);
     int64_t plane;
     if (__builtin_mul_overflow(x->size[2], x->size[3], &plane) || plane > INT32_MAX)
         return wki_fail(c, WK_SHAPE, "planes of more than 2^31 - 1 elements");
@@ -209,6 +212,8 @@ bool wki_infer_embedding_grad(wk_ctx *c, const wki_call *k) {
         ok = dy->size[i] == idx->size[i];
     if (!ok)
         return two_shapes(c, dy, idx, "`dy` must have the shape of `idx` and one dimension more");
+    if (k->ia[0] == 0 && idx->numel > 0)
+        return wki_fail(c, WK_INDEX, "%lld indices into no rows", (long long)idx->numel);
     o->dtype = WK_F32;
     o->ndim = 2;
     o->size[0] = k->ia[0];

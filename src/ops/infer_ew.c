@@ -115,10 +115,11 @@ bool wki_infer_cast(wk_ctx *c, const wki_call *k) {
 }
 
 bool wki_infer_copy(wk_ctx *c, const wki_call *k) {
-    (void)c;
-    k->out[0]->dtype = k->in[0]->dtype;
+    wk_dtype dtype = (wk_dtype)k->in[0]->dtype;
+    k->out[0]->dtype = (uint8_t)dtype;
     wki_same_shape(k->out[0], k->in[0]);
-    return true;
+    return k->op->id == WKI_OP_copy_wide || wk_dtype_bits(dtype) <= 32 ||
+           wki_fail(c, WK_DTYPE, "`x` is %s, a dtype of at most 32 bits is needed", wk_dtype_name(dtype));
 }
 
 /* What is written must not be an expanded view. */

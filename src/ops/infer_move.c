@@ -185,6 +185,11 @@ bool wki_infer_slice(wk_ctx *c, const wki_call *k) {
     return true;
 }
 
+/* Do start, start + step, ..., n of them, lie below size? Without overflow. */
+static bool fits(int64_t n, int64_t start, int64_t step, int64_t size) {
+    return n == 0 || (start < size && n - 1 <= (size - 1 - start) / step);
+}
+
 /* ia: size list, dim, start, step, all from the record of a slice. */
 bool wki_infer_pad_slice(wk_ctx *c, const wki_call *k) {
     const wki_tensor *dy = k->in[0];
@@ -196,8 +201,7 @@ bool wki_infer_pad_slice(wk_ctx *c, const wki_call *k) {
     int64_t dim = k->ia[1 + n], start = k->ia[2 + n], step = k->ia[3 + n];
     bool ok = n == dy->ndim && dim >= 0 && dim < n && start >= 0 && step >= 1;
     for (int i = 0; ok && i < n; i++)
-        ok = i == dim ? dy->size[i] == 0 || start + (dy->size[i] - 1) * step < k->ia[1 + i]
-                      : dy->size[i] == k->ia[1 + i];
+        ok = i == dim ? fits(dy->size[i], start, step, k->ia[1 + i]) : dy->size[i] == k->ia[1 + i];
     char sd[128], so[128];
     if (!ok)
         return wki_fail(c, WK_SHAPE, "`dy` of shape %s is no slice of %s",

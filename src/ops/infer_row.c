@@ -9,21 +9,28 @@ static int64_t numel(const wki_tensor *t) {
     return n;
 }
 
+bool wki_reduce_ok(wk_ctx *c, const wki_tensor *x, const char *name, const int64_t *list, uint32_t *red) {
+    if (!wki_need_f32(c, x, name) || !wki_list_ok(c, list[0], "dims"))
+        return false;
+    *red = 0;
+    for (int i = 0; i < (int)list[0]; i++) {
+        int64_t d = list[1 + i];
+        if (!wki_dim_ok(c, x, d))
+            return false;
+        if (*red >> d & 1)
+            return wki_fail(c, WK_SHAPE, "dimension %lld appears twice in `dims`", (long long)d);
+        *red |= 1u << d;
+    }
+    return true;
+}
+
 bool wki_infer_reduce(wk_ctx *c, const wki_call *k) {
     const wki_tensor *x = k->in[0];
     wki_tensor *o = k->out[0];
     int n = (int)k->ia[0];
-    if (!wki_need_f32(c, x, k->op->in_names[0]) || !wki_list_ok(c, k->ia[0], "dims"))
+    uint32_t red;
+    if (!wki_reduce_ok(c, x, k->op->in_names[0], k->ia, &red))
         return false;
-    uint32_t red = 0;
-    for (int i = 0; i < n; i++) {
-        int64_t d = k->ia[1 + i];
-        if (!wki_dim_ok(c, x, d))
-            return false;
-        if (red >> d & 1)
-            return wki_fail(c, WK_SHAPE, "dimension %lld appears twice in `dims`", (long long)d);
-        red |= 1u << d;
-    }
     bool keep = k->ia[1 + n];
     o->dtype = WK_F32;
     o->ndim = 0;

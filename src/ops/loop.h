@@ -51,7 +51,8 @@ typedef struct wki_loop {
     const wki_inst *inst;
 } wki_loop;
 
-/* Kinds of dtype a program is for: 'F' f32 f64, 'I' u8 i32 i64, 'B' bool, '*' any; of input 0 and of output 0. */
+/* Kinds of dtype a program is for: 'F' f32, 'D' f64, 'I' u8 i32, 'L' i64, 'B' bool, '*' any; of input 0 and of output 0. Where
+   an op has none for its dtypes, because 32 bits would not do, kernels.def has a kernel. */
 typedef struct wki_loop_guard {
     char in, out;
 } wki_loop_guard;

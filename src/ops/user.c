@@ -98,11 +98,17 @@ static void vjp(const wki_vjp_args *a) {
     }
 }
 
-int wk_register_op(wk_ctx *c, const wk_op_desc *d) {
+int wk_register_op(wk_ctx *c, const wk_op_desc *given) {
+    wk_op_desc desc, *d = &desc;
+    wk_op_desc_init(d);
     c->caller = __builtin_return_address(0);
     c->cur_op = NULL;
     if (c->failed)
         return -1;
+    if (!wki_take_struct(d, sizeof *d, given)) {
+        wki_wrong_struct(c, "wk_op_desc");
+        return -1;
+    }
     if (!d->name || !d->name[0] || strlen(d->name) >= sizeof((user_op *)0)->name || !d->infer || d->nin < 1 ||
         d->nin > MAX_USER || d->nout < 1 || d->nout > MAX_USER || d->nattr < 0 || d->nattr > 255) {
         wki_fail(c, WK_INVALID,
@@ -174,7 +180,7 @@ void wk_user_op(wk_ctx *c, int id, wk_tensor *const *in, const double *attr, wk_
     for (int i = 0; i < op->nin; i++) {
         t[i] = in[i] ? wki_enter(in[i], caller) : NULL;
         if (t[i] && !(t[i]->flags & (WKI_F_PLAIN | WKI_F_POISON)))
-            t[i] = wki_copy(c, t[i]);
+            t[i] = wki_contiguous(c, t[i]);
     }
     c->cur_op = op;
     wki_call k = {

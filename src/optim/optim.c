@@ -154,10 +154,12 @@ static bool fraction(wk_ctx *c, const char *name, double v) {
 wk_optim *wk_adamw(wk_ctx *c, wk_tensor *const *params, int n, const wk_adamw_options *given) {
     wk_adamw_options o;
     wk_adamw_options_init(&o);
-    if (given)
-        memcpy(&o, given, given->struct_size < sizeof o ? given->struct_size : sizeof o);
     c->caller = CALLER;
     c->cur_op = NULL;
+    if (!wki_take_struct(&o, sizeof o, given)) {
+        wki_wrong_struct(c, "wk_adamw_options");
+        return wki_box_invalid(c);
+    }
     if (!at_least_0(c, "lr", o.lr) || !fraction(c, "beta1", o.beta1) || !fraction(c, "beta2", o.beta2) ||
         !at_least_0(c, "eps", o.eps) || !at_least_0(c, "weight_decay", o.weight_decay))
         return wki_box_invalid(c);
@@ -174,10 +176,12 @@ wk_optim *wk_adamw(wk_ctx *c, wk_tensor *const *params, int n, const wk_adamw_op
 wk_optim *wk_sgd(wk_ctx *c, wk_tensor *const *params, int n, const wk_sgd_options *given) {
     wk_sgd_options o;
     wk_sgd_options_init(&o);
-    if (given)
-        memcpy(&o, given, given->struct_size < sizeof o ? given->struct_size : sizeof o);
     c->caller = CALLER;
     c->cur_op = NULL;
+    if (!wki_take_struct(&o, sizeof o, given)) {
+        wki_wrong_struct(c, "wk_sgd_options");
+        return wki_box_invalid(c);
+    }
     if (!at_least_0(c, "lr", o.lr) || !at_least_0(c, "momentum", o.momentum) ||
         !at_least_0(c, "weight_decay", o.weight_decay))
         return wki_box_invalid(c);

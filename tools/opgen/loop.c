@@ -245,7 +245,7 @@ static void compile_statement(compiler *s, text t) {
     bind(s, name, v);
 }
 
-static char input_type(const loop_variant *v) { return v->in_kind == 'I' || v->in_kind == 'B' ? 'I' : 'F'; }
+static char input_type(const loop_variant *v) { return strchr("ILB", v->in_kind) ? 'I' : 'F'; }
 
 /* Every input is operand and name; sweep drops the loads that the text does not use. */
 static void compile_variant(compiler *s, const op *o, const loop_variant *v) {

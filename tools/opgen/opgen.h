@@ -14,7 +14,7 @@ enum {
     MAX_OUT = 4,
     MAX_ATTR = 12,
     MAX_LINES = 24,
-    MAX_LOOPS = 12,
+    MAX_LOOPS = 16,
     MAX_PUBLIC = 3,
 };
 
@@ -48,7 +48,7 @@ typedef struct
 } public_form;
 
 typedef struct loop_variant {
-    char in_kind, out_kind; /* 'F' 'I' 'B', '*' any */
+    char in_kind, out_kind; /* 'F' 'D' 'I' 'L' 'B', '*' any */
     text stmt[MAX_LINES];
     int nstmt;
 } loop_variant;

@@ -167,9 +167,9 @@ static void read_public(op *o, const char *p, int line) {
 static void read_loop(op *o, const char *guard, const char *p, int line) {
     char in_kind = '*', out_kind = '*';
     if (*guard) {
-        if (guard[0] != '[' || !strchr("FIB*", guard[1]) || guard[2] != ':' || !guard[3] ||
-            !strchr("FIB*", guard[3]) || !is(guard + 4, "]"))
-            fail_at(line, "loop guard '%s': [IN:OUT] with F, I, B or * expected", guard);
+        if (guard[0] != '[' || !strchr("FDILB*", guard[1]) || guard[2] != ':' || !guard[3] ||
+            !strchr("FDILB*", guard[3]) || !is(guard + 4, "]"))
+            fail_at(line, "loop guard '%s': [IN:OUT] with F, D, I, L, B or * expected", guard);
         in_kind = guard[1];
         out_kind = guard[3];
     }

@@ -1,6 +1,7 @@
 /* The slow twins that define what the kernels compute: plain loops, any strides, sums in double and
  * rounded once. Tests compare with them, and they are the last row of each op. Calls core (errors). */
 #include <math.h>
+#include <string.h>
 
 #include "backend/cpu/k_util.h"
 #include "backend/kernels.h"
@@ -27,10 +28,11 @@ static int64_t at4(const wki_view *v, int64_t i, int64_t j, int64_t k, int64_t l
 ALWAYS(copy_wide_reference)
 bool wki_k_copy_wide_reference_run(const wki_launch *l) {
     const wki_view *x = &l->in[0];
-    const uint64_t *src = x->data;
-    uint64_t *dst = l->out[0].data;
+    int64_t bytes = (int64_t)wki_dtype_size((wk_dtype)x->dtype);
+    const char *src = x->data;
+    char *dst = l->out[0].data;
     for (int64_t i = 0; i < x->numel; i++)
-        dst[i] = src[wki_k_offset(x, x->ndim, i)];
+        memcpy(dst + i * bytes, src + wki_k_offset(x, x->ndim, i) * bytes, (size_t)bytes);
     return true;
 }
 

@@ -29,6 +29,12 @@ static inline int64_t wki_k_offset(const wki_view *v, int nd, int64_t i) {
     return at;
 }
 
+/* Strides of v, which broadcasts to y's shape, along y's dimensions. */
+static inline void wki_k_broadcast(const wki_view *v, const wki_view *y, int64_t *stride) {
+    for (int d = 0, lead = y->ndim - v->ndim; d < y->ndim; d++)
+        stride[d] = d < lead || v->size[d - lead] == 1 ? 0 : v->stride[d - lead];
+}
+
 static inline bool wki_k_absent(const wki_view *v) { return v->dtype == WK_DTYPE_COUNT; }
 
 #endif

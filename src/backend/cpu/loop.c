@@ -19,7 +19,7 @@ enum {
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static const uint8_t dtype_bytes[] = {
-#define D(name, text, bits, kind) [WK_##name] = (bits) / 8,
+#define D(name, text, bits, kind, rank) [WK_##name] = (bits) / 8,
 #include <wick/dtype.def>
 #undef D
 };

@@ -32,7 +32,9 @@
     F(POOL, wkk_max_pool_gather)                                                                             \
     F(INDEX, wkk_embedding_rows)                                                                             \
     F(INDEX, wkk_embedding_index)                                                                            \
-    F(INDEX, wkk_embedding_sum)
+    F(INDEX, wkk_embedding_sum)                                                                              \
+    F(WIDE, wkk_cast_wide)                                                                                   \
+    F(WIDE, wkk_compare_wide)
 
 typedef enum wki_cuda_fn {
 #define F(family, name) WKI_FN_##name,
@@ -46,6 +48,7 @@ typedef enum wki_cuda_family {
     WKI_FAMILY_CONV,
     WKI_FAMILY_POOL,
     WKI_FAMILY_INDEX,
+    WKI_FAMILY_WIDE,
 } wki_cuda_family;
 
 /* ---- the runtime's part: rt->dev_state[WK_CUDA] ---------------------------------------------------------------------- */

@@ -133,4 +133,18 @@ typedef struct wkk_embedding_grad {
     wkk_i64 n, rows, width, col_stride;
 } wkk_embedding_grad;
 
+/* ---- numbers of 64 bits ------------------------------------------------------------------------------------------------- */
+
+typedef struct wkk_cast {
+    wkk_view x;
+    wkk_at y;
+    wkk_i64 n, from_bytes, to_bytes, from_float, to_float, to_bool;
+} wkk_cast;
+
+/* y (bool, of shape size) says whether a is below, equal to or above b, where that is asked for. */
+typedef struct wkk_compare {
+    wkk_at a, b, y;
+    wkk_i64 n, nd, size[WKK_DIMS], as[WKK_DIMS], bs[WKK_DIMS], below, equal, above;
+} wkk_compare;
+
 #endif

@@ -578,7 +578,7 @@ static bool run_kernel_step(wk_ctx *c, cuda_plan *cp, launch *l, const wki_plan_
         v[i] = o->v;
         if (g && !copied(cp, g, direct))
             v[i].data = view_address(g, a);
-        else if (o->copy_in && !copy_stage(c, cp, st, i, g, wki_at_of(&v[i])))
+        else if (g && o->copy_in && !copy_stage(c, cp, st, i, g, wki_at_of(&v[i])))
             return false;
     }
     wki_launch w = {.c = c,

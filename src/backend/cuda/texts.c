@@ -45,7 +45,7 @@ static const struct {
 static const char *const families[] = {
     [WKI_FAMILY_COPY] = wki_embed_k_copy_cuh,   [WKI_FAMILY_PRODUCT] = wki_embed_k_product_cuh,
     [WKI_FAMILY_CONV] = wki_embed_k_conv_cuh,   [WKI_FAMILY_POOL] = wki_embed_k_pool_cuh,
-    [WKI_FAMILY_INDEX] = wki_embed_k_index_cuh,
+    [WKI_FAMILY_INDEX] = wki_embed_k_index_cuh, [WKI_FAMILY_WIDE] = wki_embed_k_wide_cuh,
 };
 
 static int load_family(wki_cuda *rt, int family, wki_cu_error *err) {
@@ -127,7 +127,7 @@ typedef struct batch { /* programs being compiled */
 
 static text *find_text(wki_cuda_texts *x, const wki_cu_kernel_text *t) {
     text *e = x->bucket[t->hash % BUCKETS];
-    while (e && (e->hash != t->hash || strcmp(e->src, t->src)))
+    while (e && (e->hash != t->hash || strcmp(e->src, t->src) != 0))
         e = e->next;
     return e;
 }
@@ -323,7 +323,7 @@ static bool global_name(const char *src, char name[128]) {
             q++;
         if (!n || n > 127 || *q != '(')
             return false;
-        if (n != strlen("__launch_bounds__") || strncmp(p, "__launch_bounds__", n)) {
+        if (n != strlen("__launch_bounds__") || strncmp(p, "__launch_bounds__", n) != 0) {
             memcpy(name, p, n);
             name[n] = 0;
             return true;
