@@ -53,7 +53,8 @@ TEST(cuda_plan, kernels_compile) {
         SKIP("%s", err.text);
     for (int i = 0; i < 10; i++) {
         char *text;
-        CHECK(asprintf(&text, "%s%s%s", wki_embed_k_params_cuh, wki_embed_k_common_cuh, families[i / 2]) > 0);
+        CHECK(asprintf(&text, "%s%s%s%s", wki_embed_k_params_cuh, wki_embed_k_common_cuh,
+                       wki_embed_k_tile_cuh, families[i / 2]) > 0);
         wki_nvrtc_source source = {.text = text, .name = "kernels.cu", .arch = archs[i % 2]};
         wki_nvrtc_binary binary;
         if (wki_nvrtc_compile(rtc, &source, &binary, &err) || binary.log)

@@ -10,32 +10,34 @@
 
 #include <pthread.h>
 
-/* Hand-written kernels: F(family, name), a family being one program. */
+/* Hand-written kernels: F(family, name, threads of a block), a family being one program. */
 #define WKK_KERNELS(F)                                                                                       \
-    F(COPY, wkk_copy1)                                                                                       \
-    F(COPY, wkk_copy4)                                                                                       \
-    F(COPY, wkk_copy8)                                                                                       \
-    F(COPY, wkk_copy_flat)                                                                                   \
-    F(COPY, wkk_attr_floats)                                                                                 \
-    F(COPY, wkk_pad_slice)                                                                                   \
-    F(PRODUCT, wkk_product_small)                                                                            \
-    F(CONV, wkk_conv_im2col)                                                                                 \
-    F(CONV, wkk_conv_col2im)                                                                                 \
-    F(CONV, wkk_conv_bias)                                                                                   \
-    F(CONV, wkk_conv_sum)                                                                                    \
-    F(POOL, wkk_max_pool)                                                                                    \
-    F(POOL, wkk_pool_grad_small)                                                                             \
-    F(POOL, wkk_pool_grad_large)                                                                             \
-    F(POOL, wkk_pool_grad_clear)                                                                             \
-    F(POOL, wkk_pool_grad_mark)                                                                              \
-    F(POOL, wkk_pool_grad_sum)                                                                               \
-    F(POOL, wkk_max_pool_gather)                                                                             \
-    F(INDEX, wkk_embedding_rows)                                                                             \
-    F(INDEX, wkk_embedding_index)                                                                            \
-    F(INDEX, wkk_embedding_sum)
+    F(COPY, wkk_copy1, WKK_THREADS)                                                                          \
+    F(COPY, wkk_copy4, WKK_THREADS)                                                                          \
+    F(COPY, wkk_copy8, WKK_THREADS)                                                                          \
+    F(COPY, wkk_copy_flat, WKK_THREADS)                                                                      \
+    F(COPY, wkk_attr_floats, WKK_THREADS)                                                                    \
+    F(COPY, wkk_pad_slice, WKK_THREADS)                                                                      \
+    F(PRODUCT, wkk_products16, WKK_THREADS)                                                                  \
+    F(PRODUCT, wkk_products32, WKK_THREADS)                                                                  \
+    F(CONV, wkk_conv16, WKK_CONV_THREADS)                                                                    \
+    F(CONV, wkk_conv32, WKK_CONV_THREADS)                                                                    \
+    F(CONV, wkk_conv64, WKK_CONV_THREADS)                                                                    \
+    F(CONV, wkk_conv_dw16, WKK_THREADS)                                                                      \
+    F(CONV, wkk_conv_dw32, WKK_THREADS)                                                                      \
+    F(POOL, wkk_max_pool, WKK_THREADS)                                                                       \
+    F(POOL, wkk_pool_grad_small, WKK_THREADS)                                                                \
+    F(POOL, wkk_pool_grad_large, WKK_THREADS)                                                                \
+    F(POOL, wkk_pool_grad_clear, WKK_THREADS)                                                                \
+    F(POOL, wkk_pool_grad_mark, WKK_THREADS)                                                                 \
+    F(POOL, wkk_pool_grad_sum, WKK_THREADS)                                                                  \
+    F(POOL, wkk_max_pool_gather, WKK_THREADS)                                                                \
+    F(INDEX, wkk_embedding_rows, WKK_THREADS)                                                                \
+    F(INDEX, wkk_embedding_index, WKK_THREADS)                                                               \
+    F(INDEX, wkk_embedding_sum, WKK_THREADS)
 
 typedef enum wki_cuda_fn {
-#define F(family, name) WKI_FN_##name,
+#define F(family, name, threads) WKI_FN_##name,
     WKK_KERNELS(F)
 #undef F
         WKI_FN_COUNT
@@ -70,6 +72,8 @@ typedef struct wki_cuda_ctx {
     wki_cuda *rt;
     wki_cu_stream *stream;
     wki_cu_ptr arena, args, fault; /* args: the argument block; fault: an int32 */
+    wki_cu_ptr
+        counts; /* WKI_COUNTS words of 0, for blocks that wait for others: 0 again behind each kernel */
     size_t arena_bytes, args_bytes;
     uint32_t generation; /* moves on when one of these addresses does: plans that hold it are set up again */
     wki_cu_ring *ring;   /* feeds args */
@@ -77,9 +81,15 @@ typedef struct wki_cuda_ctx {
     char *bounce;   /* page-locked: WKI_BOUNCE_BYTES for small downloads, then an int32 for the fault word */
     bool may_fault; /* something that can store to the fault word was queued since it was last read */
     const char *first_op, *last_op; /* of the plan queued last: for errors that show up later */
+    wkk_products held;              /* not launched yet: wki_cuda_products_flush */
 } wki_cuda_ctx;
 
-enum { WKI_UPLOAD_BLOCKS = 16, WKI_UPLOAD_BYTES = 256 * 1024, WKI_BOUNCE_BYTES = 64 * 1024 };
+enum {
+    WKI_UPLOAD_BLOCKS = 16,
+    WKI_UPLOAD_BYTES = 256 * 1024,
+    WKI_BOUNCE_BYTES = 64 * 1024,
+    WKI_COUNTS = 4096
+};
 
 /* The context's state, made on demand; NULL after wki_fail. */
 wki_cuda_ctx *wki_cuda_of(wk_ctx *c);
@@ -94,10 +104,12 @@ bool wki_cuda_upload(wk_ctx *c, wki_cu_ptr to, const void *src, size_t bytes);
 
 /* Compiled and loaded on first use, which must not be inside a capture. */
 bool wki_cuda_fn_get(wk_ctx *c, wki_cuda_fn fn, wki_cu_function **out);
-/* Queues a hand-written kernel: blocks of WKK_THREADS threads for `work` items, `each` of them a block. Nothing when work
-   is 0. */
+/* Queues a hand-written kernel: blocks for `work` items, `each` of them a block, or as many as given. Nothing
+   when there are none. */
 bool wki_cuda_launch(wk_ctx *c, wki_cuda_fn fn, const void *params, int64_t work, int64_t each);
 bool wki_cuda_launch_grid(wk_ctx *c, wki_cuda_fn fn, const void *params, int64_t x, int64_t y);
+/* Queues the products that wait for others to share a launch with. */
+bool wki_cuda_products_flush(wk_ctx *c);
 /* Of n elements of `bytes` each: dst and src are addresses, strides count elements. */
 bool wki_cuda_copy(wk_ctx *c, int bytes, int nd, const int64_t *size, wkk_at dst, const int64_t *ds,
                    wkk_at src, const int64_t *ss);

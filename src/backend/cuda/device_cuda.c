@@ -78,6 +78,7 @@ static void state_free(wki_cuda_ctx *s) {
         wki_cu_free(s->stream, s->arena, NULL);
         wki_cu_free(s->stream, s->args, NULL);
         wki_cu_free(s->stream, s->fault, NULL);
+        wki_cu_free(s->stream, s->counts, NULL);
         if (s->bounce)
             wki_cu_host_free(s->rt->dev, s->bounce);
         wki_cu_stream_destroy(s->stream);
@@ -98,6 +99,10 @@ static int make_state(wki_cuda_ctx *s, wki_cu_error *err) {
         code = wki_cu_alloc(s->stream, sizeof(int32_t), "fault word", &s->fault, err);
     if (!code)
         code = wki_cu_fill32(s->stream, s->fault, 0, 1, err);
+    if (!code)
+        code = wki_cu_alloc(s->stream, WKI_COUNTS * sizeof(int32_t), "counts", &s->counts, err);
+    if (!code)
+        code = wki_cu_fill32(s->stream, s->counts, 0, WKI_COUNTS, err);
     if (!code)
         code = wki_cu_host_alloc(s->rt->dev, WKI_BOUNCE_BYTES + sizeof(int32_t), &host, err);
     s->bounce = host;

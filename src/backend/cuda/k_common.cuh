@@ -2,10 +2,17 @@
 #pragma nv_diag_suppress 177 /* a program may have no use for some of these */
 typedef unsigned wkk_u32;
 
-#define WKK_KERNEL extern "C" __global__ void __launch_bounds__(WKK_THREADS)
+/* Of so many threads a block, and at least so many blocks a multiprocessor. */
+#define WKK_KERNEL_OF(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
+#define WKK_KERNEL WKK_KERNEL_OF(WKK_THREADS)
 /* i over [0, n), shared out among all threads of the grid. */
 #define WKK_EACH(i, n)                                                                                                    \
     for (wkk_i64 i = (wkk_i64)blockIdx.x * WKK_THREADS + threadIdx.x; i < (n); i += (wkk_i64)gridDim.x * WKK_THREADS)
+
+/* relu as loop programs have it: NaN stays, -0 becomes 0. */
+static __device__ __forceinline__ float wkk_act(float x, wkk_i64 relu) {
+    return !relu || x > 0.0f || x != x ? x : 0.0f;
+}
 
 /* a / b for a >= 0, b > 0: division of 64 bits costs many times that of 32. */
 static __device__ __forceinline__ wkk_i64 wkk_quot(wkk_i64 a, wkk_i64 b) {

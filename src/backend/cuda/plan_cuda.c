@@ -48,6 +48,7 @@ typedef struct launch {
     wki_cu_ptr table;
     /* KERNEL, USER */
     operand *opnd;
+    bool shares;    /* KERNEL: goes into one launch with the next */
     size_t attr_at; /* USER: floats behind the arena */
 } launch;
 
@@ -333,6 +334,48 @@ static bool add_launches(wk_ctx *c, cuda_plan *cp) {
     return true;
 }
 
+/* Can buffers a and b not be the same memory? */
+static bool apart(const wki_plan *p, int a, int b) {
+    const wki_plan_buf *x = &p->buf[a], *y = &p->buf[b];
+    if (x->kind == WKI_B_ARENA && y->kind == WKI_B_ARENA)
+        return x->arena + x->bytes <= y->arena || y->arena + y->bytes <= x->arena;
+    return (x->kind == WKI_B_ARENA) != (y->kind == WKI_B_ARENA) || root_of(p, a) != root_of(p, b);
+}
+
+/* Place i of what a kernel step touches: inputs, outputs, the workspace; -1 where there is none. */
+static int touched(const wki_step *s, int i) {
+    return i < s->node->nin + s->node->nout ? s->view_buf[i] : s->workspace;
+}
+
+static bool independent(const wki_plan *p, const wki_step *s, const wki_step *t) {
+    int ns = s->node->nin + s->node->nout, nt = t->node->nin + t->node->nout;
+    for (int i = 0; i <= ns; i++)
+        for (int j = 0; j <= nt; j++) {
+            bool read_only = i < s->node->nin && j < t->node->nin;
+            if (!read_only && touched(s, i) >= 0 && touched(t, j) >= 0 &&
+                !apart(p, touched(s, i), touched(t, j)))
+                return false;
+        }
+    return true;
+}
+
+static bool is_product(const launch *l) {
+    return l->kind == KERNEL && (l->step->kernel->flags & WKI_K_PRODUCT);
+}
+
+/* Neighbouring products that do not depend on each other share a launch. */
+static void share_launches(cuda_plan *cp) {
+    for (int first = 0, i = 1; i < cp->nlaunch; i++) {
+        bool joins = is_product(&cp->launch[first]) && is_product(&cp->launch[i]) && i - first < WKK_PRODUCTS;
+        for (int k = first; joins && k < i; k++)
+            joins = independent(cp->p, cp->launch[k].step, cp->launch[i].step);
+        if (joins)
+            cp->launch[i - 1].shares = true;
+        else
+            first = i;
+    }
+}
+
 /* Texts of all loops, compiled together where they are new. */
 static bool add_functions(wk_ctx *c, cuda_plan *cp) {
     wki_cu_kernel_text *t = wki_calloc((size_t)cp->nlaunch + 1, sizeof *t);
@@ -378,6 +421,7 @@ static void *cuda_prepare(wk_ctx *c, const wki_plan *p) {
         cuda_release(c, cp);
         return NULL;
     }
+    share_launches(cp);
     return cp;
 }
 
@@ -604,14 +648,17 @@ static bool run_kernel_step(wk_ctx *c, cuda_plan *cp, launch *l, const wki_plan_
 
 static bool enqueue(wk_ctx *c, cuda_plan *cp, const wki_plan_args *a, bool direct) {
     wki_cuda_ctx *s = c->dev_state[WK_CUDA];
-    for (int i = 0; i < cp->nlaunch; i++) {
+    bool ok = true;
+    for (int i = 0; ok && i < cp->nlaunch; i++) {
         launch *l = &cp->launch[i];
         c->cur_op = l->step->op;
-        bool loop = l->kind == LOOP || l->kind == MULTI;
-        if (loop ? !launch_fn(c, l, (void *[]){l->params, &s->args}) : !run_kernel_step(c, cp, l, a, direct))
-            return false;
+        if (l->kind == LOOP || l->kind == MULTI)
+            ok = launch_fn(c, l, (void *[]){l->params, &s->args});
+        else
+            ok = run_kernel_step(c, cp, l, a, direct) && (l->shares || wki_cuda_products_flush(c));
     }
-    return true;
+    s->held.n = 0;
+    return ok;
 }
 
 static bool capture(wk_ctx *c, cuda_plan *cp, const wki_plan_args *a) {

@@ -35,9 +35,10 @@ struct wki_cuda_texts {
 
 static const struct {
     uint8_t family;
+    uint16_t threads;
     const char *name;
 } functions[] = {
-#define F(family, name) {WKI_FAMILY_##family, #name},
+#define F(family, name, threads) {WKI_FAMILY_##family, threads, #name},
     WKK_KERNELS(F)
 #undef F
 };
@@ -49,16 +50,17 @@ static const char *const families[] = {
 };
 
 static int load_family(wki_cuda *rt, int family, wki_cu_error *err) {
-    const char *parts[] = {wki_embed_k_params_cuh, wki_embed_k_common_cuh, families[family]};
+    const char *parts[] = {wki_embed_k_params_cuh, wki_embed_k_common_cuh, wki_embed_k_tile_cuh,
+                           families[family]};
     size_t n = 1;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         n += strlen(parts[i]);
     char *src = wki_malloc(n), *at = src;
     if (!src) {
         *err = (wki_cu_error){.code = WKI_CU_HOST_MEMORY, .text = "no host memory for a kernel's text"};
         return err->code;
     }
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         at = stpcpy(at, parts[i]);
     wki_cu_module *m;
     wki_nvrtc_source source = {.text = src, .name = "kernels.cu"};
@@ -99,7 +101,7 @@ bool wki_cuda_launch_grid(wk_ctx *c, wki_cuda_fn fn, const void *params, int64_t
         return false;
     wki_cu_kernel k = {.function = f,
                        .grid = {(unsigned)x, (unsigned)y, 1},
-                       .block = {WKK_THREADS, 1, 1},
+                       .block = {functions[fn].threads, 1, 1},
                        .params = (void *[]){(void *)(uintptr_t)params, &s->args},
                        .name = functions[fn].name};
     return !wki_cu_launch(s->stream, &k, &err) || wki_cuda_fail(c, &err);
