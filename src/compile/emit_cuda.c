@@ -167,7 +167,7 @@ const char *wki_cu_reduce_name(const wki_inst *in) {
     return (in->type == WKI_TF ? f : i)[in->sub];
 }
 
-static const char *dtype_type(uint8_t dtype) {
+const char *wki_cu_dtype_type(uint8_t dtype) {
     switch ((wk_dtype)dtype) {
     case WK_F32:
         return "float";
@@ -268,7 +268,7 @@ void wki_cu_put_pointers(emitter *e) {
     for (int i = 0; i < e->s.nop; i++) {
         if (!wki_cu_operand_used(e, i))
             continue;
-        const char *type = dtype_type(e->r->opnd[i].dtype), *c = i < e->p->nload ? "const " : "";
+        const char *type = wki_cu_dtype_type(e->r->opnd[i].dtype), *c = i < e->p->nload ? "const " : "";
         if (e->s.kind == WKI_CU_MULTI)
             LINE("%s%s *p%d = WKL_POINTER(%s%s, wkl_at(args, entry[%d], (int)entry[%d])) + chunk;", c, type,
                  i, c, type, 1 + 2 * i, 2 + 2 * i);
@@ -349,7 +349,7 @@ static void put_each(emitter *e, const uint8_t *need) {
             LINE("float x%d[4];", i);
             LINE("wkl_%s4(seed, seq%d, g, x%d);", prims[in->sub].name, in->a, i);
         } else if (in->code == WKI_L_STORE) {
-            LINE("%s y%d[4];", dtype_type(e->r->opnd[in->a].dtype), i);
+            LINE("%s y%d[4];", wki_cu_dtype_type(e->r->opnd[in->a].dtype), i);
         }
     }
     LINE("#pragma unroll");

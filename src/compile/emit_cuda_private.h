@@ -140,6 +140,7 @@ void wki_cu_line(emitter *e, const char *format, ...) __attribute__((format(prin
 name wki_cu_value(const emitter *e, int v);
 name wki_cu_wide_param(const emitter *e, bool is_signed, int at);
 const char *wki_cu_reduce_name(const wki_inst *in);
+const char *wki_cu_dtype_type(uint8_t dtype); /* in memory */
 bool wki_cu_operand_used(const emitter *e, int op);
 bool wki_cu_any_needs_index(const emitter *e, const uint8_t *need);
 /* RNG among the values in need (NULL: all live ones). */

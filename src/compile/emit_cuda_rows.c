@@ -54,9 +54,9 @@ static void put_row_actions(emitter *e, const char *who) {
         LINE("}");
 }
 
-/* The element in column c of the row: values of pass p, checks and stores under `guard`. Reductions take
-   column e. */
-static void put_element(emitter *e, int p, const uint8_t *need, const char *guard) {
+/* The values in column c of the row that pass p computes, offsets of what it accesses, and checks under
+   `guard`. Reductions take column e. */
+static void put_values(emitter *e, int p, const uint8_t *need, const char *guard) {
     int dims = wki_cu_dims(&e->s);
     bool split = wki_cu_any_needs_index(e, need), any_store = p == e->npass + 1;
     uint8_t used[WKI_LOOP_MAX_OPERANDS] = {0};
@@ -80,17 +80,21 @@ static void put_element(emitter *e, int p, const uint8_t *need, const char *guar
     for (int i = 0; i < e->p->ninst; i++)
         if (need[i])
             wki_cu_define_value(e, i);
+    for (int i = 0; i < e->p->ninst; i++)
+        if (wki_cu_target(e, i, p) && inst(e, i)->code == WKI_L_CHECK)
+            wki_cu_put_check(e, inst(e, i), guard[0] ? wki_cu_named("%s && ", guard).s : "");
+}
+
+/* The same, and stores. */
+static void put_element(emitter *e, int p, const uint8_t *need, const char *guard) {
+    put_values(e, p, need, guard);
     for (int i = 0; i < e->p->ninst; i++) {
         const wki_inst *in = inst(e, i);
-        if (!wki_cu_target(e, i, p) || !acts(in))
+        if (!wki_cu_target(e, i, p) || in->code != WKI_L_STORE)
             continue;
-        if (in->code == WKI_L_CHECK) {
-            wki_cu_put_check(e, in, guard[0] ? wki_cu_named("%s && ", guard).s : "");
-        } else {
-            if (guard[0])
-                LINE("if (%s)", guard);
-            wki_cu_put_store(e, in, wki_cu_named("%sp%d[o%d]", guard[0] ? "    " : "", in->a, in->a).s);
-        }
+        if (guard[0])
+            LINE("if (%s)", guard);
+        wki_cu_put_store(e, in, wki_cu_named("%sp%d[o%d]", guard[0] ? "    " : "", in->a, in->a).s);
     }
 }
 
@@ -172,10 +176,34 @@ static void put_part(emitter *e, int p, const uint8_t *need, const char *c0) {
     LINE("}");
 }
 
-static void put_store_pass(emitter *e, int p, const uint8_t *need, const char *first, const char *step) {
-    LINE("#pragma unroll %d", unroll(e, need, 4));
-    LINE("for (%s c = %s; c < n; c += %s) {", e->U, first, step);
-    put_element(e, p, need, "");
+/* Columns `first`, first + step, ... below `end`. Several are computed before any is stored: what is stored may
+   be what is loaded next, for all the compiler knows, and each load would wait for the store before it. */
+static void put_store_pass(emitter *e, int p, const uint8_t *need, const char *first, const char *step,
+                           const char *end) {
+    int batch = unroll(e, need, 8);
+    LINE("for (%s b = %s; b < %s; b += %d * %s) {", e->U, first, end, batch, step);
+    for (int i = 0; i < e->p->ninst; i++)
+        if (wki_cu_target(e, i, p) && inst(e, i)->code == WKI_L_STORE) {
+            LINE("%s y%d[%d];", wki_cu_dtype_type(e->r->opnd[inst(e, i)->a].dtype), i, batch);
+            LINE("%s q%d[%d];", e->S, i, batch);
+        }
+    LINE("#pragma unroll");
+    LINE("for (int j = 0; j < %d; j++) {", batch);
+    LINE("const %s c = j * %s < %s - b ? b + j * %s : b;", e->U, step, end, step);
+    put_values(e, p, need, "");
+    for (int i = 0; i < e->p->ninst; i++)
+        if (wki_cu_target(e, i, p) && inst(e, i)->code == WKI_L_STORE) {
+            wki_cu_put_store(e, inst(e, i), wki_cu_named("y%d[j]", i).s);
+            LINE("q%d[j] = o%d;", i, inst(e, i)->a);
+        }
+    LINE("}");
+    LINE("#pragma unroll");
+    LINE("for (int j = 0; j < %d; j++)", batch);
+    LINE("    if (j * %s < %s - b) {", step, end);
+    for (int i = 0; i < e->p->ninst; i++)
+        if (wki_cu_target(e, i, p) && inst(e, i)->code == WKI_L_STORE)
+            LINE("    p%d[q%d[j]] = y%d[j];", inst(e, i)->a, i, i);
+    LINE("}");
     LINE("}");
 }
 
@@ -189,7 +217,7 @@ static void put_warp_pass(emitter *e, int p, const uint8_t *need) {
         put_part(e, p, need, "0");
         LINE("}");
     } else {
-        put_store_pass(e, p, need, "lane", "32");
+        put_store_pass(e, p, need, "lane", "32", "n");
     }
     for (int i = 0; i < e->p->ninst; i++)
         if (reduced_in(e, i, p))
@@ -262,7 +290,7 @@ static void put_shared(emitter *e) {
 static void put_block_pass(emitter *e, int p, const uint8_t *need) {
     const int part = WKI_CU_ROW_PART;
     if (p > e->npass) {
-        put_store_pass(e, p, need, "threadIdx.x", "blockDim.x");
+        put_store_pass(e, p, need, "threadIdx.x", "blockDim.x", "n");
         return;
     }
     put_declarations(e, p, DECLARE_TOTAL);
@@ -291,7 +319,7 @@ static void put_col_pass(emitter *e, int p, const uint8_t *need) {
     const int part = WKI_CU_COL_PART;
     if (p > e->npass) {
         LINE("if (live) {");
-        put_store_pass(e, p, need, "threadIdx.y", "blockDim.y");
+        put_store_pass(e, p, need, "threadIdx.y", "blockDim.y", "n");
         LINE("}");
         return;
     }
