@@ -201,6 +201,13 @@ static inline int atomicCAS(int *p, int expected, int v) {
     return old;
 }
 
+static inline unsigned atomicInc(unsigned *p, unsigned most) {
+    unsigned old = *p;
+    *p = old >= most ? 0 : old + 1;
+    return old;
+}
+static inline void __threadfence(void) {}
+
 #define CUDA_ALIGNED(n) __attribute__((aligned(n)))
 typedef struct {
     float x, y, z, w;

@@ -296,6 +296,7 @@ TEST(cuda_plan, loops) {
     check_graph(&(graph){"chain", 2, 4, {F32(37, 45), F32(37, 45)}, chain, 0});
     check_graph(&(graph){"views", 2, 5, {F32(6, 8, 5), F32(6)}, views, 0});
     check_graph(&(graph){"reductions", 2, 5, {F32(70, 2500), F32(3, 130, 9)}, reductions, 0});
+    check_graph(&(graph){"long reductions", 2, 5, {F32(4, 9000), F32(30, 3, 400)}, reductions, 0});
     check_graph(&(graph){"rows", 3, 5, {F32(20, 33), F32(33), F32(33)}, rows, 0});
     check_graph(&(graph){"entropy", 2, 2, {F32(31, 1300), I64(1300, 31)}, entropy, 0});
     check_graph(&(graph){"random", 1, 4, {F32(9, 40)}, random_numbers, 0});

@@ -431,6 +431,7 @@ static void put_each_kernel(emitter *e) {
 static int threads_of(wki_cu_kind kind) {
     return kind == WKI_CU_EACH || kind == WKI_CU_MULTI ? WKI_CU_THREADS
            : kind == WKI_CU_WARP                       ? WKI_CU_WARP_THREADS
+           : kind == WKI_CU_SPLIT                      ? WKI_CU_SPLIT_THREADS
                                                        : WKI_CU_MAX_THREADS;
 }
 

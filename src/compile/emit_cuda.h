@@ -41,6 +41,7 @@ typedef struct wki_cu_bind {
     const int32_t *rng_rel;     /* nrng: added to the RNG base */
     int32_t seed_slot, rng_base_slot;
     int32_t fault_slot; /* word that holds the address of an int32, 0 before the launch: receives op id + 1 */
+    uint64_t scratch, counts; /* addresses of what wki_cu_scratch_of asks for */
 } wki_cu_bind;
 
 enum { WKI_CU_PARAM_BYTES = 4080 };
@@ -63,6 +64,14 @@ void wki_cu_kernel_text_free(wki_cu_kernel_text *t);
 /* Parameters for the kernel that wki_emit_cuda prints for r. */
 bool wki_cu_loop_params_fill(const wki_loop_run *r, const wki_cu_bind *b, wki_cu_loop_params *out,
                              const char **why);
+
+/* Memory that a launch needs besides its operands. */
+typedef struct wki_cu_scratch {
+    size_t bytes; /* of anything */
+    int counts;   /* 32-bit words: 0 before a launch, and again behind it */
+} wki_cu_scratch;
+
+wki_cu_scratch wki_cu_scratch_of(const wki_loop_run *r);
 
 /* ---- one launch for many tensors ----------------------------------------------------------------------- */
 

@@ -278,7 +278,7 @@ static void put_shared(emitter *e) {
     }
     if (!most)
         return;
-    if (e->s.kind == WKI_CU_BLOCK)
+    if (e->s.kind == WKI_CU_BLOCK || e->s.kind == WKI_CU_SPLIT)
         LINE("__shared__ int shared[%d][%d], result[%d][1];", most, WKI_CU_ROW_PART, most);
     else
         LINE("__shared__ int shared[%d][%d], result[%d][%d];", most, WKI_CU_MAX_THREADS, most,
@@ -311,6 +311,57 @@ static void put_block_pass(emitter *e, int p, const uint8_t *need) {
     put_add_parts(e, p, "threadIdx.x == 0", "until - from", "q", "0");
     LINE("}");
     put_results(e, p, "0");
+}
+
+/* ---- blocks that share a row ---------------------------------------------------------------------------- */
+
+/* A block leaves the results of its parts in memory and stores what is stored for their elements. The last
+   block of a row to come adds up all its parts, in order. */
+static void put_split_row(emitter *e) {
+    const int part = WKI_CU_ROW_PART;
+    uint8_t need[WKI_LOOP_MAX_INST];
+    int m = 0;
+    LINE("volatile int *sums = WKL_POINTER(volatile int, p.q[%d]) + row * nparts;", e->l.scratch);
+    LINE("for (%s part = begin + warp; part < until; part += %d) {", e->U, WKI_CU_SPLIT_THREADS / 32);
+    wki_cu_needed(e, 1, need);
+    put_declarations(e, 1, DECLARE_PAIR);
+    LINE("const %s first = part * %d, end = n - first < %d ? n : first + %d;", e->U, part, part, part);
+    put_part(e, 1, need, "first");
+    for (int i = 0; i < e->p->ninst; i++)
+        if (reduced_in(e, i, 1))
+            LINE("a%d[0] = wkl_warp_%s(a%d[0], a%d[1]);", i, wki_cu_reduce_name(inst(e, i)), i, i);
+    LINE("if (lane == 0) {");
+    for (int i = 0; i < e->p->ninst; i++)
+        if (reduced_in(e, i, 1))
+            LINE("sums[%d * nrow * nparts + part] = wkl_bits_%c(a%d[0]);", m++, type_letter(inst(e, i)), i);
+    LINE("}");
+    LINE("}");
+    if (wki_cu_needed(e, 2, need)) {
+        LINE("{");
+        LINE("const %s end = n / %d < until ? n : until * %d;", e->U, part, part);
+        put_store_pass(e, 2, need, wki_cu_named("begin * %d + threadIdx.x", part).s, "blockDim.x", "end");
+        LINE("}");
+    }
+    LINE("__threadfence();");
+    LINE("__syncthreads();");
+    LINE("if (threadIdx.x == 0)");
+    LINE("    last = atomicInc(WKL_POINTER(unsigned, p.q[%d]) + row, p.d[%d] - 1) == p.d[%d] - 1;",
+         e->l.scratch + 1, e->l.each + 1, e->l.each + 1);
+    LINE("__syncthreads();");
+    LINE("if (!last)");
+    LINE("    return;");
+    LINE("__threadfence();");
+    put_declarations(e, 1, DECLARE_TOTAL);
+    LINE("for (%s from = 0; from < nparts; from += %d) {", e->U, part);
+    LINE("const %s left = nparts - from < %d ? nparts - from : %d;", e->U, part, part);
+    LINE("for (%s q = threadIdx.x; q < left; q += blockDim.x) {", e->U);
+    for (int k = 0; k < m; k++)
+        LINE("shared[%d][q] = sums[%d * nrow * nparts + from + q];", k, k);
+    LINE("}");
+    put_add_parts(e, 1, "threadIdx.x == 0", "left", "q", "0");
+    LINE("}");
+    put_results(e, 1, "0");
+    put_row_values(e, 1);
 }
 
 /* ---- a thread per row and part ------------------------------------------------------------------------- */
@@ -352,6 +403,14 @@ void wki_cu_put_row_kernel(emitter *e) {
         LINE("const %s row = ((%s)blockIdx.x * blockDim.x + threadIdx.x) / 32;", U, U);
         LINE("if (row >= nrow)");
         LINE("    return;");
+    } else if (kind == WKI_CU_SPLIT) {
+        LINE("__shared__ int last;");
+        LINE("const unsigned lane = threadIdx.x %% 32, warp = threadIdx.x / 32;");
+        LINE("const %s nparts = (n + %d) / %d, row = blockIdx.x / p.d[%d];", U, WKI_CU_ROW_PART - 1,
+             WKI_CU_ROW_PART, e->l.each + 1);
+        LINE("const %s begin = (blockIdx.x - row * p.d[%d]) * p.d[%d];", U, e->l.each + 1, e->l.each);
+        LINE("const %s until = nparts - begin < p.d[%d] ? nparts : begin + p.d[%d];", U, e->l.each,
+             e->l.each);
     } else if (kind == WKI_CU_BLOCK) {
         LINE("const unsigned lane = threadIdx.x %% 32, warp = threadIdx.x / 32;");
         LINE("const %s nparts = (n + %d) / %d, row = blockIdx.x;", U, WKI_CU_ROW_PART - 1, WKI_CU_ROW_PART);
@@ -367,7 +426,9 @@ void wki_cu_put_row_kernel(emitter *e) {
     wki_cu_put_uniforms(e);
     put_row_start(e);
     put_row_values(e, 0);
-    for (int p = 1; p <= e->npass + 1; p++) {
+    if (kind == WKI_CU_SPLIT)
+        put_split_row(e);
+    for (int p = 1; kind != WKI_CU_SPLIT && p <= e->npass + 1; p++) {
         uint8_t need[WKI_LOOP_MAX_INST];
         if (wki_cu_needed(e, p, need)) {
             LINE("/* pass %d */", p);
@@ -377,7 +438,7 @@ void wki_cu_put_row_kernel(emitter *e) {
         }
         put_row_values(e, p);
     }
-    put_row_actions(e, kind == WKI_CU_WARP    ? "lane == 0"
-                       : kind == WKI_CU_BLOCK ? "threadIdx.x == 0"
-                                              : "live && threadIdx.y == 0");
+    put_row_actions(e, kind == WKI_CU_WARP  ? "lane == 0"
+                       : kind == WKI_CU_COL ? "live && threadIdx.y == 0"
+                                            : "threadIdx.x == 0");
 }

@@ -43,6 +43,8 @@ typedef struct launch {
     unsigned grid[3], block[3];
     unsigned bytes; /* of params */
     void *params;
+    wki_cu_scratch scratch;  /* LOOP */
+    size_t scratch_at;       /* behind the arena */
     const wki_step **member; /* MULTI: n steps, the first one is `step` */
     int n;
     wki_cu_ptr table;
@@ -247,6 +249,13 @@ static bool find_stages(wk_ctx *c, cuda_plan *cp) {
                 const wki_step *s = l->member ? l->member[t] : l->step;
                 for (int o = s->prog.nload; o < s->prog.nload + s->prog.nstore; o++)
                     stale(cp, s->at[o].buf);
+            }
+            if (l->kind == LOOP) {
+                l->scratch = wki_cu_scratch_of(l->step->run);
+                l->scratch_at = cp->arena_bytes;
+                cp->arena_bytes += (l->scratch.bytes + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
+                if (l->scratch.counts > WKI_COUNTS)
+                    return wki_fail(c, WK_INTERNAL, "too many blocks wait for each other");
             }
             continue;
         }
@@ -473,7 +482,10 @@ static bool set_loop(wk_ctx *c, cuda_plan *cp, launch *l, const wki_plan_args *a
     wki_cu_bind b;
     wki_cu_loop_params lp;
     const char *why = "";
-    bind_step(c->dev_state[WK_CUDA], cp, l->step, a, opnd, val, &b);
+    wki_cuda_ctx *s = c->dev_state[WK_CUDA];
+    bind_step(s, cp, l->step, a, opnd, val, &b);
+    b.scratch = s->arena + l->scratch_at;
+    b.counts = s->counts;
     if (!wki_cu_loop_params_fill(l->step->run, &b, &lp, &why))
         return wki_fail(c, WK_INTERNAL, "CUDA launch: %s", why);
     return keep_params(c, l, &lp);
