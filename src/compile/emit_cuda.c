@@ -400,8 +400,10 @@ static void put_each_kernel(emitter *e) {
         LINE("    high = middle;");
         LINE("}");
         LINE("const WK_U64 *entry = table + p.d[%d] + 1 + low * %d;", e->l.slot, 1 + 2 * e->s.nop);
-        LINE("const WK_U64 chunk = (blockIdx.x - table[low]) * %d, left = entry[0] - chunk;", WKI_CU_CHUNK);
-        LINE("const unsigned n = left < %d ? (unsigned)left : %d;", WKI_CU_CHUNK, WKI_CU_CHUNK);
+        LINE(
+            "const WK_U64 most = p.d[%d], chunk = (blockIdx.x - table[low]) * most, left = entry[0] - chunk;",
+            e->l.each);
+        LINE("const unsigned n = left < most ? (unsigned)left : (unsigned)most;");
         LINE("const unsigned step = blockDim.x, me = threadIdx.x;");
     } else {
         LINE("const %s n = %s;", U, wki_cu_wide_param(e, false, e->l.nrow).s);

@@ -3,7 +3,7 @@
  *
  * A text depends on the program, the operands' dtypes, how many dimensions are left once those that can be
  * walked as one are merged, which operands are contiguous or do not move along the innermost one, row or
- * column reduction, the bucket of the row length and the index width. Sizes, strides and addresses reach a
+ * column reduction, the bucket of the row length, whether long rows are few, and the index width. Sizes, strides and addresses reach a
  * kernel through its parameters. So one text serves many shapes; texts are named by their hash, and several
  * can share one program after wki_emit_cuda_prelude().
  *

@@ -26,7 +26,8 @@ enum {
     WKI_CU_SPLIT_THREADS = 256,
     WKI_CU_PASS_REDUCES = 8, /* of one pass: bounds shared memory and accumulators */
     WKI_CU_COL_ROWS = 64,    /* at most, of a block of COL */
-    WKI_CU_CHUNK = 4096,     /* elements of one tensor that a block of MULTI works on */
+    WKI_CU_CHUNK = 1024,     /* elements of one tensor that a block of MULTI works on, */
+    WKI_CU_BIG_CHUNK = 4096, /* or where there are many */
 };
 
 /* How an operand moves along the columns, or in EACH along the whole domain. */
@@ -61,7 +62,8 @@ typedef struct wki_cu_layout {
     int size, stride, weight, div;
     int nrow, ncol;
     int arg, rng, seed, rng_base, fault;
-    int scratch, each; /* SPLIT: addresses of parts and of counts; parts of a block, blocks of a row */
+    int scratch; /* SPLIT: addresses of parts and of counts */
+    int each;    /* SPLIT: parts of a block, blocks of a row; MULTI: elements of a block */
 } wki_cu_layout;
 
 void wki_cu_shape_of(const wki_loop_run *r, bool multi, wki_cu_shape *s);

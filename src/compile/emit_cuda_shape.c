@@ -256,6 +256,7 @@ void wki_cu_layout_of(const wki_loop *p, const wki_cu_shape *s, wki_cu_layout *l
     if (s->kind == WKI_CU_MULTI) {
         TAKE(base, &nq, 1);
         TAKE(slot, &nd, 1);
+        TAKE(each, &nd, 1);
     } else {
         TAKE(base, &nq, s->nop);
         TAKE(slot, &nd, s->nop);
@@ -496,6 +497,15 @@ bool wki_cu_multi_joins(const wki_loop_run *first, const wki_loop_run *r) {
     return true;
 }
 
+enum { BIG_LAUNCH = 1 << 22 }; /* elements: enough blocks also with large chunks */
+
+static int64_t elements(const wki_loop_run *r) {
+    int64_t n = 1;
+    for (int d = 0; d < r->ndim; d++)
+        n *= r->size[d];
+    return n;
+}
+
 static size_t entry_words(const wki_loop *p) { return 1 + 2 * (size_t)(p->nload + p->nstore); }
 
 size_t wki_cu_multi_words(const wki_loop *prog, int n) {
@@ -517,13 +527,16 @@ bool wki_cu_multi_fill(const wki_loop_run *const *r, const wki_cu_bind *b, int n
     f.q[l.base] = at;
     f.d[l.slot] = n;
     put_shared(&f, &l, p, &b[0], s.rng, has_code(p, WKI_L_CHECK));
+    double all = 0;
+    for (int t = 0; t < n; t++)
+        all += (double)elements(r[t]);
+    int each = all > BIG_LAUNCH ? WKI_CU_BIG_CHUNK : WKI_CU_CHUNK;
+    f.d[l.each] = each;
     uint64_t chunk = 0, *e = table + n + 1;
     for (int t = 0; t < n; t++) {
-        int64_t numel = 1;
-        for (int d = 0; d < r[t]->ndim; d++)
-            numel *= r[t]->size[d];
+        int64_t numel = elements(r[t]);
         table[t] = chunk;
-        chunk += (uint64_t)blocks(numel, WKI_CU_CHUNK);
+        chunk += (uint64_t)blocks(numel, each);
         *e++ = (uint64_t)numel;
         for (int i = 0; i < s.nop; i++) {
             *e++ = b[t].opnd[i].base;
