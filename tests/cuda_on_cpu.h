@@ -194,13 +194,6 @@ static inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf
 static inline unsigned __umulhi(unsigned a, unsigned b) {
     return (unsigned)((unsigned long long)a * b >> 32);
 }
-static inline int atomicCAS(int *p, int expected, int v) {
-    int old = *p;
-    if (old == expected)
-        *p = v;
-    return old;
-}
-
 static inline unsigned atomicInc(unsigned *p, unsigned most) {
     unsigned old = *p;
     *p = old >= most ? 0 : old + 1;

@@ -36,8 +36,7 @@ typedef struct wki_launch {
 enum {
     WKI_K_WORKSPACE = 1,
     WKI_K_FIXED = 2,   /* CUDA: needs fixed addresses (library call): the plan stages operands that move */
-    WKI_K_FAULTS = 4,  /* CUDA: may report a fault */
-    WKI_K_PRODUCT = 8, /* CUDA: can share a launch with the next one */
+    WKI_K_PRODUCT = 4, /* CUDA: can share a launch with the next one */
 };
 
 typedef struct wki_kernel {

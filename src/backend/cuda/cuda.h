@@ -71,15 +71,14 @@ enum { WKI_ARG_SEED, WKI_ARG_RNG_BASE, WKI_ARG_FAULT = WKK_FAULT_WORD, WKI_ARG_V
 typedef struct wki_cuda_ctx {
     wki_cuda *rt;
     wki_cu_stream *stream;
-    wki_cu_ptr arena, args, fault; /* args: the argument block; fault: an int32 */
+    wki_cu_ptr arena, args; /* args: the argument block */
     wki_cu_ptr
         counts; /* WKI_COUNTS words of 0, for blocks that wait for others: 0 again behind each kernel */
     size_t arena_bytes, args_bytes;
     uint32_t generation; /* moves on when one of these addresses does: plans that hold it are set up again */
     wki_cu_ring *ring;   /* feeds args */
     wki_cu_ring *upload; /* blocks of WKI_UPLOAD_BYTES, made on demand */
-    char *bounce;   /* page-locked: WKI_BOUNCE_BYTES for small downloads, then an int32 for the fault word */
-    bool may_fault; /* something that can store to the fault word was queued since it was last read */
+    char *bounce; /* page-locked: WKI_BOUNCE_BYTES for small downloads, then the fault word, an int32 */
     const char *first_op, *last_op; /* of the plan queued last: for errors that show up later */
     wkk_products held;              /* not launched yet: wki_cuda_products_flush */
 } wki_cuda_ctx;
@@ -90,6 +89,11 @@ enum {
     WKI_BOUNCE_BYTES = 64 * 1024,
     WKI_COUNTS = 4096
 };
+
+/* Kernels write it where it is, in the host's memory, at the same address. */
+static inline volatile int32_t *wki_cuda_fault(const wki_cuda_ctx *s) {
+    return (volatile int32_t *)(void *)(s->bounce + WKI_BOUNCE_BYTES);
+}
 
 /* The context's state, made on demand; NULL after wki_fail. */
 wki_cuda_ctx *wki_cuda_of(wk_ctx *c);

@@ -69,7 +69,6 @@ typedef struct cuda_plan {
     bool copies;         /* graphs copy raw stages of wild buffers, so there is memory for that */
     uint32_t generation; /* 0: never set up */
     int settled;         /* runs since addresses last moved */
-    bool may_fault;
     wki_cu_graph *graph;
 } cuda_plan;
 
@@ -272,13 +271,6 @@ static bool find_stages(wk_ctx *c, cuda_plan *cp) {
 
 /* ---- launches -------------------------------------------------------------------------------------------------------- */
 
-static bool has_check(const wki_loop *p) {
-    for (int i = 0; i < p->ninst; i++)
-        if (p->inst[i].code == WKI_L_CHECK)
-            return true;
-    return false;
-}
-
 /* Steps [i, end) of one multi-tensor op: each launch takes all that can share it. */
 static bool add_multi(wk_ctx *c, cuda_plan *cp, int i, int end) {
     const wki_step *step = cp->p->step;
@@ -318,7 +310,6 @@ static bool add_launches(wk_ctx *c, cuda_plan *cp) {
             int end = i + 1;
             while (s->multi && end < p->nstep && p->step[end].multi == s->multi)
                 end++;
-            cp->may_fault |= has_check(&s->prog);
             if (end > i + 1) {
                 if (!add_multi(c, cp, i, end))
                     return false;
@@ -330,7 +321,6 @@ static bool add_launches(wk_ctx *c, cuda_plan *cp) {
         }
         launch *l = &cp->launch[cp->nlaunch++];
         *l = (launch){.kind = s->kind == WKI_STEP_USER ? USER : KERNEL, .step = s};
-        cp->may_fault |= l->kind == KERNEL && !(s->kernel->flags & WKI_K_FIXED);
         if (s->node->nin + s->node->nout > MAX_VIEWS)
             return wki_fail(c, WK_INTERNAL, "too many operands for a kernel");
         l->opnd = wki_calloc((size_t)(s->node->nin + s->node->nout) + 1, sizeof *l->opnd);
@@ -705,7 +695,7 @@ static bool send_args(wk_ctx *c, const cuda_plan *cp, const wki_plan_args *a) {
     uint64_t *w = host;
     w[WKI_ARG_SEED] = a->seed;
     w[WKI_ARG_RNG_BASE] = a->rng_base;
-    w[WKI_ARG_FAULT] = s->fault;
+    w[WKI_ARG_FAULT] = (uint64_t)(uintptr_t)wki_cuda_fault(s);
     memcpy(w + WKI_ARG_VALUES, a->val, (size_t)cp->p->g->nval * sizeof *w);
     w += WKI_ARG_VALUES + cp->p->g->nval;
     for (int i = 0; i < cp->nmoving; i++)
@@ -736,7 +726,6 @@ static bool cuda_run(wk_ctx *c, const wki_plan *p, void *state, const wki_plan_a
         return false;
     if (!send_args(c, cp, a))
         return false;
-    s->may_fault |= cp->may_fault;
     s->first_op = p->step[0].op->name;
     s->last_op = p->step[p->nstep - 1].op->name;
     if (cp->graph) {
