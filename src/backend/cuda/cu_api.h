@@ -18,6 +18,13 @@ typedef struct CUfunc_st *wki_cufunction;
 typedef struct CUgraph_st *wki_cugraph;
 typedef struct CUgraphNode_st *wki_cugraphnode;
 typedef struct CUgraphExec_st *wki_cugraphexec;
+typedef struct wki_cukernelnode {
+    wki_cufunction function;
+    unsigned int grid[3], block[3], smem;
+    void **params, **extra;
+    void *kernel;
+    wki_cucontext context;
+} wki_cukernelnode;
 typedef unsigned long long wki_cudeviceptr;
 typedef int wki_cudeviceattr;
 typedef int wki_cufuncattr;
@@ -147,6 +154,9 @@ enum {
     F(wki_curesult, cuStreamBeginCapture_v2, (wki_custream stream, wki_cucapturemode mode))                  \
     F(wki_curesult, cuStreamEndCapture, (wki_custream stream, wki_cugraph * graph))                          \
     F(wki_curesult, cuGraphGetNodes, (wki_cugraph graph, wki_cugraphnode * nodes, size_t * count))           \
+    F(wki_curesult, cuGraphGetRootNodes, (wki_cugraph graph, wki_cugraphnode * nodes, size_t * count))       \
+    F(wki_curesult, cuGraphExecKernelNodeSetParams_v2,                                                       \
+      (wki_cugraphexec exec, wki_cugraphnode node, const wki_cukernelnode *params))                          \
     F(wki_curesult, cuGraphInstantiateWithFlags,                                                             \
       (wki_cugraphexec * exec, wki_cugraph graph, unsigned long long flags))                                 \
     F(wki_curesult, cuGraphUpload, (wki_cugraphexec exec, wki_custream stream))                              \

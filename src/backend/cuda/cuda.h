@@ -16,6 +16,7 @@
     F(COPY, wkk_copy4, WKK_THREADS)                                                                          \
     F(COPY, wkk_copy8, WKK_THREADS)                                                                          \
     F(COPY, wkk_copy_flat, WKK_THREADS)                                                                      \
+    F(COPY, wkk_set_args, WKK_THREADS)                                                                       \
     F(COPY, wkk_attr_floats, WKK_THREADS)                                                                    \
     F(COPY, wkk_pad_slice, WKK_THREADS)                                                                      \
     F(PRODUCT, wkk_products16, WKK_THREADS)                                                                  \
@@ -111,6 +112,8 @@ bool wki_cuda_fn_get(wk_ctx *c, wki_cuda_fn fn, wki_cu_function **out);
 /* Queues a hand-written kernel: blocks for `work` items, `each` of them a block, or as many as given. Nothing
    when there are none. */
 bool wki_cuda_launch(wk_ctx *c, wki_cuda_fn fn, const void *params, int64_t work, int64_t each);
+/* How it would be queued, for the same call. */
+bool wki_cuda_kernel_of(wk_ctx *c, wki_cuda_fn fn, void **params, int64_t x, int64_t y, wki_cu_kernel *out);
 bool wki_cuda_launch_grid(wk_ctx *c, wki_cuda_fn fn, const void *params, int64_t x, int64_t y);
 /* Queues the products that wait for others to share a launch with. */
 bool wki_cuda_products_flush(wk_ctx *c);

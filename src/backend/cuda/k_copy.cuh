@@ -22,6 +22,11 @@ WKK_KERNEL wkk_copy_flat(wkk_copy p, const wkk_u64 *args) {
     dst[wide * 16 + i] = src[wide * 16 + i];
 }
 
+WKK_KERNEL wkk_set_args(wkk_words p, const wkk_u64 *args) {
+    if (threadIdx.x < p.n)
+        ((wkk_u64 *)args)[threadIdx.x] = p.word[threadIdx.x];
+}
+
 WKK_KERNEL wkk_attr_floats(wkk_attrs p, const wkk_u64 *args) {
     float *dst = (float *)wkk_ptr(p.dst, args);
     WKK_EACH(i, p.n)

@@ -28,6 +28,14 @@ typedef struct wkk_copy {
     wkk_i64 n, nd, size[WKK_DIMS], ds[WKK_DIMS], ss[WKK_DIMS];
 } wkk_copy;
 
+/* The first n words of the argument block. */
+enum { WKK_WORDS = 128 };
+
+typedef struct wkk_words {
+    wkk_i64 n;
+    wkk_u64 word[WKK_WORDS];
+} wkk_words;
+
 /* Floats dst[i] from the n doubles at words `first` of the argument block. */
 typedef struct wkk_attrs {
     wkk_at dst;

@@ -663,12 +663,44 @@ static bool enqueue(wk_ctx *c, cuda_plan *cp, const wki_plan_args *a, bool direc
     return ok;
 }
 
-static bool capture(wk_ctx *c, cuda_plan *cp, const wki_plan_args *a) {
+/* The argument block of a run. Few words travel as arguments of a kernel that stores them, the first of a
+ * graph; many are copied from the ring. */
+typedef struct arguments {
+    wkk_words words;
+    void *params[2];
+    wki_cu_kernel kernel;
+} arguments;
+
+static bool by_value(const cuda_plan *cp) { return cp->arg_words <= WKK_WORDS; }
+
+static void fill_words(const wki_cuda_ctx *s, const cuda_plan *cp, const wki_plan_args *a, wkk_u64 *w) {
+    w[WKI_ARG_SEED] = a->seed;
+    w[WKI_ARG_RNG_BASE] = a->rng_base;
+    w[WKI_ARG_FAULT] = (wkk_u64)(uintptr_t)wki_cuda_fault(s);
+    if (cp->p->g->nval)
+        memcpy(w + WKI_ARG_VALUES, a->val, (size_t)cp->p->g->nval * sizeof *w);
+    w += WKI_ARG_VALUES + cp->p->g->nval;
+    for (int i = 0; i < cp->nmoving; i++)
+        w[i] = (wkk_u64)(uintptr_t)a->buf[cp->moving[i]];
+}
+
+static bool make_args(wk_ctx *c, const cuda_plan *cp, const wki_plan_args *a, arguments *out) {
+    wki_cuda_ctx *s = c->dev_state[WK_CUDA];
+    out->words.n = (wkk_i64)cp->arg_words;
+    fill_words(s, cp, a, out->words.word);
+    out->params[0] = &out->words;
+    out->params[1] = &s->args;
+    return wki_cuda_kernel_of(c, WKI_FN_wkk_set_args, out->params, 1, 1, &out->kernel);
+}
+
+static bool capture(wk_ctx *c, cuda_plan *cp, const wki_plan_args *a, const arguments *first) {
     wki_cuda_ctx *s = c->dev_state[WK_CUDA];
     wki_cu_error err = {0};
     if (wki_cu_capture_begin(s->stream, &err))
         return wki_cuda_fail(c, &err);
-    if (!enqueue(c, cp, a, false)) {
+    bool ok = !by_value(cp) || wki_cu_launch(s->stream, &first->kernel, &err) == WKI_CU_OK ||
+              wki_cuda_fail(c, &err);
+    if (!ok || !enqueue(c, cp, a, false)) {
         wki_cu_capture_abort(s->stream);
         return false;
     }
@@ -685,22 +717,20 @@ static bool capture(wk_ctx *c, cuda_plan *cp, const wki_plan_args *a) {
     return wki_cuda_fail(c, &err);
 }
 
-/* One block of arguments, in stream order before what reads it. */
-static bool send_args(wk_ctx *c, const cuda_plan *cp, const wki_plan_args *a) {
+/* In stream order before what reads them. */
+static bool send_args(wk_ctx *c, const cuda_plan *cp, const wki_plan_args *a, const arguments *args) {
     wki_cuda_ctx *s = c->dev_state[WK_CUDA];
     wki_cu_error err = {0};
     void *host;
+    if (by_value(cp) && cp->graph)
+        return !wki_cu_graph_first(cp->graph, &args->kernel, &err) || wki_cuda_fail(c, &err);
+    if (by_value(cp))
+        return !wki_cu_launch(s->stream, &args->kernel, &err) || wki_cuda_fail(c, &err);
     if (wki_cu_ring_acquire(s->ring, &host, &err))
         return wki_cuda_fail(c, &err);
-    uint64_t *w = host;
-    w[WKI_ARG_SEED] = a->seed;
-    w[WKI_ARG_RNG_BASE] = a->rng_base;
-    w[WKI_ARG_FAULT] = (uint64_t)(uintptr_t)wki_cuda_fault(s);
-    memcpy(w + WKI_ARG_VALUES, a->val, (size_t)cp->p->g->nval * sizeof *w);
-    w += WKI_ARG_VALUES + cp->p->g->nval;
-    for (int i = 0; i < cp->nmoving; i++)
-        w[i] = (uint64_t)(uintptr_t)a->buf[cp->moving[i]];
-    return !wki_cu_ring_submit(s->ring, s->args, cp->arg_words * sizeof *w, &err) || wki_cuda_fail(c, &err);
+    fill_words(s, cp, a, host);
+    return !wki_cu_ring_submit(s->ring, s->args, cp->arg_words * sizeof(uint64_t), &err) ||
+           wki_cuda_fail(c, &err);
 }
 
 static bool cuda_run(wk_ctx *c, const wki_plan *p, void *state, const wki_plan_args *a) {
@@ -722,9 +752,12 @@ static bool cuda_run(wk_ctx *c, const wki_plan *p, void *state, const wki_plan_a
     if (!cp->nlaunch)
         return true;
     c->cur_op = NULL;
-    if (record && !capture(c, cp, a))
+    arguments args;
+    if (by_value(cp) && !make_args(c, cp, a, &args))
         return false;
-    if (!send_args(c, cp, a))
+    if (record && !capture(c, cp, a, &args))
+        return false;
+    if (!send_args(c, cp, a, &args))
         return false;
     s->first_op = p->step[0].op->name;
     s->last_op = p->step[p->nstep - 1].op->name;

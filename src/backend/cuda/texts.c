@@ -91,19 +91,26 @@ bool wki_cuda_fn_get(wk_ctx *c, wki_cuda_fn fn, wki_cu_function **out) {
     return !code || wki_cuda_fail(c, &err);
 }
 
+bool wki_cuda_kernel_of(wk_ctx *c, wki_cuda_fn fn, void **params, int64_t x, int64_t y, wki_cu_kernel *out) {
+    wki_cu_function *f;
+    if (!wki_cuda_fn_get(c, fn, &f))
+        return false;
+    *out = (wki_cu_kernel){.function = f,
+                           .grid = {(unsigned)x, (unsigned)y, 1},
+                           .block = {functions[fn].threads, 1, 1},
+                           .params = params,
+                           .name = functions[fn].name};
+    return true;
+}
+
 bool wki_cuda_launch_grid(wk_ctx *c, wki_cuda_fn fn, const void *params, int64_t x, int64_t y) {
     wki_cuda_ctx *s = wki_cuda_of(c);
     wki_cu_error err = {0};
-    wki_cu_function *f;
+    wki_cu_kernel k;
     if (x <= 0 || y <= 0)
         return true;
-    if (!s || !wki_cuda_fn_get(c, fn, &f))
+    if (!s || !wki_cuda_kernel_of(c, fn, (void *[]){(void *)(uintptr_t)params, &s->args}, x, y, &k))
         return false;
-    wki_cu_kernel k = {.function = f,
-                       .grid = {(unsigned)x, (unsigned)y, 1},
-                       .block = {functions[fn].threads, 1, 1},
-                       .params = (void *[]){(void *)(uintptr_t)params, &s->args},
-                       .name = functions[fn].name};
     return !wki_cu_launch(s->stream, &k, &err) || wki_cuda_fail(c, &err);
 }
 
