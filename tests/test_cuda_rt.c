@@ -734,6 +734,49 @@ TEST(cuda_rt, graph_with_a_ring_of_arguments) {
 }
 
 /* A product and a kernel that uses it, replayed over changing inputs. */
+TEST(cuda_rt, graph_whose_first_kernel_gets_new_arguments) {
+    gpu g;
+    NEED_GPU(&g);
+    enum { LAUNCHES = 64 };
+    static const wki_nvrtc_source source = {
+        .text =
+            "extern \"C\" __global__ void keep(float *a, float v) { *a = v; }\n"
+            "extern \"C\" __global__ void append(const float *a, float *out, int *n) { out[(*n)++] = *a; }\n",
+        .name = "append.cu"};
+    wki_cu_module *m;
+    wki_cu_function *keep, *append;
+    wki_cu_ptr a, out, n;
+    wki_cu_graph *graph;
+    float v = 0, want[LAUNCHES], got[LAUNCHES];
+    CALL(wki_cu_module_get, g.dev, &source, &m);
+    CALL(wki_cu_module_function, g.dev, m, "keep", 0, &keep);
+    CALL(wki_cu_module_function, g.dev, m, "append", 0, &append);
+    CALL(wki_cu_alloc, g.s, sizeof v, "a", &a);
+    CALL(wki_cu_alloc, g.s, sizeof got, "out", &out);
+    CALL(wki_cu_alloc, g.s, sizeof(int), "n", &n);
+    CALL(wki_cu_fill32, g.s, n, 0, 1);
+    const wki_cu_kernel first = {keep, {1, 1, 1}, {1, 1, 1}, 0, (void *[]){&a, &v}, "keep"},
+                        then = {append, {1, 1, 1}, {1, 1, 1}, 0, (void *[]){&a, &out, &n}, "append"};
+    CALL(wki_cu_capture_begin, g.s);
+    CALL(wki_cu_launch, g.s, &first);
+    CALL(wki_cu_launch, g.s, &then);
+    CALL(wki_cu_capture_end, g.s, &graph);
+    CHECK_EQ_I(wki_cu_graph_first(graph, &first, &g.err), WKI_CU_INVALID);
+    CALL(wki_cu_graph_instantiate, graph);
+    for (int i = 0; i < LAUNCHES; i++) { /* none waits for the one before it */
+        v = want[i] = (float)wkt_normal();
+        CALL(wki_cu_graph_first, graph, &first);
+        CALL(wki_cu_graph_launch, graph, g.s);
+    }
+    CALL(wki_cu_read, g.s, got, out, sizeof got);
+    CHECK_MEM(got, want, sizeof want);
+    wki_cu_graph_destroy(graph);
+    CALL(wki_cu_free, g.s, a);
+    CALL(wki_cu_free, g.s, out);
+    CALL(wki_cu_free, g.s, n);
+    gpu_close(&g);
+}
+
 TEST(cuda_rt, graph_with_a_product) {
     gpu g;
     NEED_GPU(&g);
