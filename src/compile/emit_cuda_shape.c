@@ -252,6 +252,7 @@ void wki_cu_shape_of(const wki_loop_run *r, bool multi, wki_cu_shape *s) {
 void wki_cu_layout_of(const wki_loop *p, const wki_cu_shape *s, wki_cu_layout *l) {
     int dims = wki_cu_dims(s), nq = 0, nd = 0;
     int *wide = s->wide ? &nq : &nd;
+    *l = (wki_cu_layout){0};
 #define TAKE(field, from, n) (l->field = *(from), *(from) += (n))
     if (s->kind == WKI_CU_MULTI) {
         TAKE(base, &nq, 1);
