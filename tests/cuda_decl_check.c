@@ -20,6 +20,7 @@ typedef CUgraph wki_cugraph;
 typedef CUgraphNode wki_cugraphnode;
 typedef CUgraphExec wki_cugraphexec;
 typedef CUDA_KERNEL_NODE_PARAMS_v2 wki_cukernelnode;
+typedef CUlaunchConfig wki_culaunchconfig;
 typedef CUdeviceptr wki_cudeviceptr;
 typedef CUdevice_attribute wki_cudeviceattr;
 typedef CUfunction_attribute wki_cufuncattr;
@@ -119,5 +120,11 @@ NODE(params, kernelParams)
 NODE(extra, extra)
 NODE(kernel, kern)
 NODE(context, ctx)
+_Static_assert(sizeof(CUlaunchAttribute) == 72 && offsetof(CUlaunchAttribute, value) == 8 &&
+                   offsetof(CUlaunchAttributeValue, programmaticStreamSerializationAllowed) == 0,
+               "launch attribute");
+_Static_assert(offsetof(CUlaunchConfig, hStream) == 32 && offsetof(CUlaunchConfig, attrs) == 40 &&
+                   offsetof(CUlaunchConfig, numAttrs) == 48 && sizeof(CUlaunchConfig) == 56,
+               "launch configuration");
 _Static_assert(sizeof(struct our_node) == sizeof(CUDA_KERNEL_NODE_PARAMS_v2), "kernel node");
 _Static_assert(sizeof(struct our_heuristic) == sizeof(cublasLtMatmulHeuristicResult_t), "heuristic");

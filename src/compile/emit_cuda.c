@@ -452,7 +452,7 @@ static bool finish(emitter *e, wki_cu_kernel_text *out) {
         return false;
     int k = snprintf(out->src, cap,
                      "typedef struct {\n    WK_U64 q[%d];\n    int d[%d];\n} %s_p;\n"
-                     "WKL_KERNEL(%d) %s(const %s_p p, const WK_U64 *args) {\n",
+                     "WKL_KERNEL(%d) %s(const %s_p p, const WK_U64 *args) {\n    wkl_begin();\n",
                      e->l.nq, e->l.nd, out->name, threads_of(e->s.kind), out->name, out->name);
     memcpy(out->src + k, e->text, e->len);
     memcpy(out->src + k + e->len, "}\n", 3);

@@ -188,6 +188,7 @@ typedef struct wki_cu_kernel {
     unsigned smem;    /* dynamic shared memory, bytes */
     void **params;    /* pointers to the arguments, read during the call */
     const char *name; /* for messages; may be NULL */
+    bool overlap;     /* it waits for the kernel before it by itself (griddepcontrol.wait) */
 } wki_cu_kernel;
 
 int wki_cu_launch(wki_cu_stream *s, const wki_cu_kernel *k, wki_cu_error *err);

@@ -5,6 +5,16 @@ typedef unsigned wkk_u32;
 /* Of so many threads a block, and at least so many blocks a multiprocessor. */
 #define WKK_KERNEL_OF(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
 #define WKK_KERNEL WKK_KERNEL_OF(WKK_THREADS)
+
+/* What every kernel begins with. Launched while the one before it still runs, it waits for that to end. Where
+ * its own grid is small, the next one may come and wait already; a large grid needs the room itself. */
+static __device__ __forceinline__ void wkk_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (gridDim.x * gridDim.y <= WKK_SMALL_GRID)
+        asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
 /* i over [0, n), shared out among all threads of the grid. */
 #define WKK_EACH(i, n)                                                                                                    \
     for (wkk_i64 i = (wkk_i64)blockIdx.x * WKK_THREADS + threadIdx.x; i < (n); i += (wkk_i64)gridDim.x * WKK_THREADS)

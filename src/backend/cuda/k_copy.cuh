@@ -7,12 +7,22 @@ template <class T> static __device__ __forceinline__ void wkk_copy_any(const wkk
     dst[wkk_offset((int)p.nd, p.size, p.ds, i)] = src[wkk_offset((int)p.nd, p.size, p.ss, i)];
 }
 
-WKK_KERNEL wkk_copy1(wkk_copy p, const wkk_u64 *args) { wkk_copy_any<unsigned char>(p, args); }
-WKK_KERNEL wkk_copy4(wkk_copy p, const wkk_u64 *args) { wkk_copy_any<unsigned>(p, args); }
-WKK_KERNEL wkk_copy8(wkk_copy p, const wkk_u64 *args) { wkk_copy_any<wkk_u64>(p, args); }
+WKK_KERNEL wkk_copy1(wkk_copy p, const wkk_u64 *args) {
+    wkk_begin();
+    wkk_copy_any<unsigned char>(p, args);
+}
+WKK_KERNEL wkk_copy4(wkk_copy p, const wkk_u64 *args) {
+    wkk_begin();
+    wkk_copy_any<unsigned>(p, args);
+}
+WKK_KERNEL wkk_copy8(wkk_copy p, const wkk_u64 *args) {
+    wkk_begin();
+    wkk_copy_any<wkk_u64>(p, args);
+}
 
 /* n contiguous bytes. */
 WKK_KERNEL wkk_copy_flat(wkk_copy p, const wkk_u64 *args) {
+    wkk_begin();
     char *dst = wkk_ptr(p.dst, args);
     const char *src = wkk_ptr(p.src, args);
     wkk_i64 wide = (((wkk_u64)dst | (wkk_u64)src) & 15) == 0 ? p.n >> 4 : 0;
@@ -23,17 +33,20 @@ WKK_KERNEL wkk_copy_flat(wkk_copy p, const wkk_u64 *args) {
 }
 
 WKK_KERNEL wkk_set_args(wkk_words p, const wkk_u64 *args) {
+    wkk_begin();
     if (threadIdx.x < p.n)
         ((wkk_u64 *)args)[threadIdx.x] = p.word[threadIdx.x];
 }
 
 WKK_KERNEL wkk_attr_floats(wkk_attrs p, const wkk_u64 *args) {
+    wkk_begin();
     float *dst = (float *)wkk_ptr(p.dst, args);
     WKK_EACH(i, p.n)
     dst[i] = (float)__longlong_as_double((wkk_i64)args[p.first + i]);
 }
 
 WKK_KERNEL wkk_pad_slice(wkk_pad p, const wkk_u64 *args) {
+    wkk_begin();
     float *dst = (float *)wkk_ptr(p.dst, args);
     const float *src = (const float *)wkk_ptr(p.src, args);
     WKK_EACH(i, p.n) {

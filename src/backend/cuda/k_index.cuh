@@ -2,6 +2,7 @@
 
 /* A warp per row. */
 WKK_KERNEL wkk_embedding_rows(wkk_embedding p, const wkk_u64 *args) {
+    wkk_begin();
     const float *w = (const float *)wkk_ptr(p.w, args);
     const wkk_i64 *idx = (const wkk_i64 *)wkk_ptr(p.idx.at, args);
     float *y = (float *)wkk_ptr(p.y, args);
@@ -17,6 +18,7 @@ WKK_KERNEL wkk_embedding_rows(wkk_embedding p, const wkk_u64 *args) {
 }
 
 WKK_KERNEL wkk_embedding_index(wkk_index32 p, const wkk_u64 *args) {
+    wkk_begin();
     const wkk_i64 *idx = (const wkk_i64 *)wkk_ptr(p.idx.at, args);
     int *out = (int *)p.out;
     WKK_EACH(i, p.n) {
@@ -31,6 +33,7 @@ WKK_KERNEL wkk_embedding_index(wkk_index32 p, const wkk_u64 *args) {
 /* A block sums WKK_SUM_ROWS rows of dw, a thread per column, each row's terms in the order of positions. It looks at the
  * indices 256 at a time and lists, in order, those that fall into its rows. */
 WKK_KERNEL wkk_embedding_sum(wkk_embedding_grad p, const wkk_u64 *args) {
+    wkk_begin();
     enum { WARPS = WKK_THREADS / 32 };
     __shared__ int list_row[WKK_THREADS], warp_count[WARPS];
     __shared__ wkk_i64 list_at[WKK_THREADS];

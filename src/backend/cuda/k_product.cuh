@@ -91,8 +91,10 @@ static __device__ __forceinline__ void wkk_products_block(const wkk_products &al
 }
 
 WKK_KERNEL_OF(WKK_THREADS, 2) wkk_products16(wkk_products p, const wkk_u64 *args) {
+    wkk_begin();
     wkk_products_block<wkk_tile<16, 16, 2, 2, 64, 4>>(p, args);
 }
 WKK_KERNEL_OF(WKK_THREADS, 2) wkk_products32(wkk_products p, const wkk_u64 *args) {
+    wkk_begin();
     wkk_products_block<wkk_tile<32, 32, 4, 4, 32, 4>>(p, args);
 }

@@ -10,6 +10,15 @@
 #define WKL_POINTER(T, address) ((T *)(address))
 #endif
 
+/* What every kernel begins with (k_common.cuh: wkk_begin). */
+WK_FN void wkl_begin(void) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (gridDim.x <= 264)
+        asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 /* ---- arguments ----------------------------------------------------------------------------------------- */
 
 WK_FN WK_U64 wkl_at(const WK_U64 *args, WK_U64 base, int slot) { return slot < 0 ? base : args[slot] + base; }

@@ -577,7 +577,8 @@ static bool launch_fn(wk_ctx *c, const launch *l, void **params) {
                        .grid = {l->grid[0], l->grid[1], l->grid[2]},
                        .block = {l->block[0], l->block[1], l->block[2]},
                        .params = params,
-                       .name = l->step->op->name};
+                       .name = l->step->op->name,
+                       .overlap = l->kind != USER};
     return !l->grid[0] || !wki_cu_launch(s->stream, &k, &err) || wki_cuda_fail(c, &err);
 }
 

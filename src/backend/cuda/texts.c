@@ -99,7 +99,8 @@ bool wki_cuda_kernel_of(wk_ctx *c, wki_cuda_fn fn, void **params, int64_t x, int
                            .grid = {(unsigned)x, (unsigned)y, 1},
                            .block = {functions[fn].threads, 1, 1},
                            .params = params,
-                           .name = functions[fn].name};
+                           .name = functions[fn].name,
+                           .overlap = true};
     return true;
 }
 
