@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
+const char wki_emit_cuda_nomem[] = "no host memory for a kernel's text";
+
 /* ---- text ---------------------------------------------------------------------------------------------- */
 
 static void vput(emitter *e, const char *format, va_list ap) {
@@ -483,7 +485,7 @@ static bool emit(const wki_loop_run *r, bool multi, wki_cu_kernel_text *out, con
         wki_free(e->text);
     }
     if (!ok && (!e || !e->why))
-        *why = "no host memory for a kernel's text";
+        *why = wki_emit_cuda_nomem;
     wki_free(e);
     return ok;
 }

@@ -58,6 +58,9 @@ typedef struct wki_cu_loop_params {
 /* Head of every program that holds kernels. Heap; NULL when out of memory. */
 char *wki_emit_cuda_prelude(void);
 
+/* What *why is where memory ran out. */
+extern const char wki_emit_cuda_nomem[];
+
 bool wki_emit_cuda(const wki_loop_run *r, wki_cu_kernel_text *out, const char **why);
 void wki_cu_kernel_text_free(wki_cu_kernel_text *t);
 

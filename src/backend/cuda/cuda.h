@@ -15,12 +15,14 @@
     F(COPY, wkk_copy1, WKK_THREADS)                                                                          \
     F(COPY, wkk_copy4, WKK_THREADS)                                                                          \
     F(COPY, wkk_copy8, WKK_THREADS)                                                                          \
+    F(COPY, wkk_copy16, WKK_THREADS)                                                                         \
     F(COPY, wkk_copy_flat, WKK_THREADS)                                                                      \
     F(COPY, wkk_set_args, WKK_THREADS)                                                                       \
     F(COPY, wkk_attr_floats, WKK_THREADS)                                                                    \
     F(COPY, wkk_pad_slice, WKK_THREADS)                                                                      \
     F(PRODUCT, wkk_products16, WKK_THREADS)                                                                  \
     F(PRODUCT, wkk_products32, WKK_THREADS)                                                                  \
+    F(PRODUCT, wkk_relu, WKK_THREADS)                                                                        \
     F(CONV, wkk_conv16, WKK_CONV_THREADS)                                                                    \
     F(CONV, wkk_conv32, WKK_CONV_THREADS)                                                                    \
     F(CONV, wkk_conv64, WKK_CONV_THREADS)                                                                    \

@@ -19,6 +19,10 @@ WKK_KERNEL wkk_copy8(wkk_copy p, const wkk_u64 *args) {
     wkk_begin();
     wkk_copy_any<wkk_u64>(p, args);
 }
+WKK_KERNEL wkk_copy16(wkk_copy p, const wkk_u64 *args) {
+    wkk_begin();
+    wkk_copy_any<uint4>(p, args);
+}
 
 /* n contiguous bytes. */
 WKK_KERNEL wkk_copy_flat(wkk_copy p, const wkk_u64 *args) {

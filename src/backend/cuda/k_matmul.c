@@ -338,7 +338,12 @@ static bool bias_rows(const wki_launch *l, int64_t rows) {
     return wki_cuda_copy(l->c, 4, 2, size, wki_at_of(y), ds, wki_at_of(b), ss);
 }
 
-static bool run_linear(const wki_launch *l, bool relu) {
+static bool relu_in_place(const wki_launch *l) {
+    wkk_relu_params p = {.y = wki_addr_of(&l->out[0]), .n = l->out[0].numel};
+    return wki_cuda_launch(l->c, WKI_FN_wkk_relu, &p, p.n, WKK_THREADS);
+}
+
+static bool run_linear(const wki_launch *l) {
     const wki_view *y = &l->out[0];
     if (y->numel == 0)
         return true;
@@ -349,9 +354,7 @@ static bool run_linear(const wki_launch *l, bool relu) {
     bool bias = !wki_view_absent(&l->in[2]);
     char *at = l->workspace;
     wki_cu_gemm_args args = {.c = wki_addr_of(y), .alpha = 1};
-    wki_cu_gemm g = {.epilogue = bias   ? relu ? WKI_CU_EPILOGUE_RELU_BIAS : WKI_CU_EPILOGUE_BIAS
-                                 : relu ? WKI_CU_EPILOGUE_RELU
-                                        : WKI_CU_EPILOGUE_NONE,
+    wki_cu_gemm g = {.epilogue = bias ? WKI_CU_EPILOGUE_BIAS : WKI_CU_EPILOGUE_NONE,
                      .m = x.rows,
                      .n = w.cols,
                      .k = x.cols,
@@ -363,11 +366,11 @@ static bool run_linear(const wki_launch *l, bool relu) {
            (!bias || settle(l->c, &b, &at, &args.bias)) && wki_cuda_gemm(l->c, &g, &args);
 }
 
-bool wki_k_cuda_linear_run(const wki_launch *l) { return run_linear(l, false); }
+bool wki_k_cuda_linear_run(const wki_launch *l) { return run_linear(l); }
 
-/* Without columns there is nothing but the bias, which no epilogue would see. */
-bool wki_k_cuda_linear_relu_ok(const wki_launch *l) {
-    return wki_k_cuda_linear_ok(l) && l->in[1].size[1] > 0;
-}
+bool wki_k_cuda_linear_relu_ok(const wki_launch *l) { return wki_k_cuda_linear_ok(l); }
 size_t wki_k_cuda_linear_relu_workspace(const wki_launch *l) { return wki_k_cuda_linear_workspace(l); }
-bool wki_k_cuda_linear_relu_run(const wki_launch *l) { return run_linear(l, true); }
+
+/* The library's own relu may come with another algorithm, and with NaN as 0: neither gives the bits of linear
+ * and then relu. */
+bool wki_k_cuda_linear_relu_run(const wki_launch *l) { return run_linear(l) && relu_in_place(l); }

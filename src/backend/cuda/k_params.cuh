@@ -71,6 +71,12 @@ typedef struct wkk_products {
     wkk_product p[WKK_PRODUCTS];
 } wkk_products;
 
+/* y[i] = max(y[i], 0) */
+typedef struct wkk_relu_params {
+    wkk_u64 y;
+    wkk_i64 n;
+} wkk_relu_params;
+
 /* ---- convolution --------------------------------------------------------------------------------------- */
 
 /* y (n, m, windows), plain, and its rows `ow` long: element (i, oh, ow) of an image sums wt (m, ch, kh,

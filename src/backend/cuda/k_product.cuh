@@ -98,3 +98,10 @@ WKK_KERNEL_OF(WKK_THREADS, 2) wkk_products32(wkk_products p, const wkk_u64 *args
     wkk_begin();
     wkk_products_block<wkk_tile<32, 32, 4, 4, 32, 4>>(p, args);
 }
+
+WKK_KERNEL wkk_relu(wkk_relu_params p, const wkk_u64 *args) {
+    wkk_begin();
+    float *y = (float *)p.y;
+    WKK_EACH(i, p.n)
+    y[i] = wkk_act(y[i], 1);
+}

@@ -392,7 +392,7 @@ static bool add_functions(wk_ctx *c, cuda_plan *cp) {
         if (ok)
             n++;
         else
-            wki_fail(c, WK_INTERNAL, "CUDA text: %s", why);
+            wki_fail(c, why == wki_emit_cuda_nomem ? WK_NOMEM : WK_INTERNAL, "CUDA text: %s", why);
     }
     ok = ok && wki_cuda_texts_get(c, t, n, fn);
     n = 0;
