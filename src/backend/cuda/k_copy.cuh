@@ -29,11 +29,19 @@ WKK_KERNEL wkk_copy_flat(wkk_copy p, const wkk_u64 *args) {
     wkk_begin();
     char *dst = wkk_ptr(p.dst, args);
     const char *src = wkk_ptr(p.src, args);
-    wkk_i64 wide = (((wkk_u64)dst | (wkk_u64)src) & 15) == 0 ? p.n >> 4 : 0;
-    WKK_EACH(i, wide)
-    ((uint4 *)dst)[i] = ((const uint4 *)src)[i];
-    WKK_EACH(i, p.n - wide * 16)
-    dst[wide * 16 + i] = src[wide * 16 + i];
+    wkk_u64 both = (wkk_u64)dst | (wkk_u64)src;
+    wkk_i64 done = 0;
+    if ((both & 15) == 0) {
+        WKK_EACH(i, p.n >> 4)
+        ((uint4 *)dst)[i] = ((const uint4 *)src)[i];
+        done = p.n & ~(wkk_i64)15;
+    } else if ((both & 3) == 0) {
+        WKK_EACH(i, p.n >> 2)
+        ((unsigned *)dst)[i] = ((const unsigned *)src)[i];
+        done = p.n & ~(wkk_i64)3;
+    }
+    WKK_EACH(i, p.n - done)
+    dst[done + i] = src[done + i];
 }
 
 WKK_KERNEL wkk_set_args(wkk_words p, const wkk_u64 *args) {

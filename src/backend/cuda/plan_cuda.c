@@ -4,10 +4,10 @@
  * launched one by one, through the same argument block, so the numbers are the same.
  *
  * Buffers are at one of three places: in the arena; pinned, with the address baked in; or moving, with the address in the
- * argument block. Own kernels read it there. A library call or a user's kernel cannot: what it touches of a moving buffer has
- * a stage. As long as the buffer has been seen at one address only, that address is baked too; from then on a graph copies,
- * before the call for inputs and after it for outputs. A stage keeps strides and alignment, so a library computes the same
- * whichever way it gets its operands. */
+ * argument block. Own kernels read it there. A library call or a user's kernel cannot, and a library chooses its algorithm by
+ * strides and alignment, so what such a call touches has a stage. While the view begins at a multiple of 16 bytes in a buffer
+ * that has been seen at one address only, the call gets the view itself; else a copy that does, made before the call for
+ * inputs and written back after it for outputs. So what a library computes depends on the view's shape alone. */
 #include "backend/cuda/cuda.h"
 #include "ops_gen.h"
 
@@ -17,16 +17,16 @@
 
 enum { DIRECT_RUNS = 2, MAX_VIEWS = 16, STAGE_ALIGN = 256 };
 
-typedef struct stage { /* where a kernel finds a view of a moving buffer */
+typedef struct stage { /* where a kernel finds a view that it cannot take from where it is */
     int32_t buf;
     int64_t off;   /* bytes into the buffer */
     wki_view view; /* of the copy */
     int64_t size[WK_MAX_DIMS], stride[WK_MAX_DIMS];
-    size_t at; /* of the copy, bytes behind the arena; raw: behind what else is there */
     bool raw; /* a copy of all bytes that the view spans; else, where those are many, of its elements alone */
-    int64_t span;   /* bytes */
-    unsigned shift; /* raw: distance of the copy, as of the view, from an address that is a multiple of 16 */
-    bool fresh;     /* while steps are gone through: the copy holds what the view holds */
+    int64_t span; /* bytes */
+    bool has_room;
+    size_t at;  /* with room: of the copy, bytes from the arena's begin */
+    bool fresh; /* while steps are gone through: the copy holds what the view holds */
 } stage;
 
 typedef struct operand {
@@ -62,13 +62,12 @@ typedef struct cuda_plan {
     int32_t *slot;   /* per buffer: word of the argument block, or -1 */
     int32_t *moving; /* buffers in order of their words */
     int32_t *pinned;
-    void **baked;  /* per pinned buffer: the address in use */
-    void **seen;   /* per buffer, where a raw stage needs it: the address so far */
-    uint8_t *wild; /* per buffer: has been seen at two */
-    size_t arena_bytes, raw_bytes, arg_words;
-    bool copies;         /* graphs copy raw stages of wild buffers, so there is memory for that */
-    uint32_t generation; /* 0: never set up */
-    int settled;         /* runs since addresses last moved */
+    void **baked;                  /* per pinned buffer: the address in use */
+    void **seen;                   /* per moving buffer, where a raw stage needs it: the address so far */
+    uint8_t *wild;                 /* per moving buffer: has been seen at two */
+    size_t arena_bytes, arg_words; /* arena_bytes: of the plan's own arena and what stands behind it */
+    uint32_t generation;           /* 0: never set up */
+    int settled;                   /* runs since addresses last moved */
     wki_cu_graph *graph;
 } cuda_plan;
 
@@ -170,14 +169,17 @@ static int stage_of(cuda_plan *cp, int32_t buf, const wki_view *v) {
         g->stride[d] = v->stride[d];
         last += (v->size[d] - 1) * v->stride[d];
     }
-    g->span = (last + 1) * each;
     g->raw = last < 4 * v->numel;
-    if (!g->raw)
-        g->span = v->numel * each;
-    size_t *bytes = g->raw ? &cp->raw_bytes : &cp->arena_bytes;
-    g->at = *bytes;
-    *bytes += ((size_t)g->span + 16 + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
+    g->span = g->raw ? (last + 1) * each : v->numel * each;
     return cp->nstage++;
+}
+
+static void give_room(cuda_plan *cp, stage *g) {
+    if (g->has_room)
+        return;
+    g->has_room = true;
+    g->at = cp->arena_bytes;
+    cp->arena_bytes += ((size_t)g->span + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
 }
 
 static void finish_stages(cuda_plan *cp) {
@@ -195,15 +197,15 @@ static void finish_stages(cuda_plan *cp) {
     }
 }
 
-/* Does the kernel get the copy, or the view itself? Launched directly, it can have what is there now. */
-static bool copied(const cuda_plan *cp, const stage *g, bool direct) {
-    return !g->raw || (!direct && cp->wild[g->buf]);
+/* The arena's buffers begin at multiples of 64 bytes. */
+static bool aligned(const cuda_plan *cp, const stage *g, const wki_plan_args *a) {
+    uintptr_t base = cp->p->buf[g->buf].kind == WKI_B_ARENA ? 0 : (uintptr_t)a->buf[g->buf];
+    return ((base + (uintptr_t)g->off) & 15) == 0;
 }
 
-static char *view_address(const stage *g, const wki_plan_args *a) { return (char *)a->buf[g->buf] + g->off; }
-
-static wki_cu_ptr copy_address(const wki_cuda_ctx *s, const cuda_plan *cp, const stage *g) {
-    return s->arena + (g->raw ? cp->arena_bytes + g->at + g->shift : g->at);
+/* Does the kernel get the copy, or the view itself? Launched directly, it can have what is there now. */
+static bool copied(const cuda_plan *cp, const stage *g, const wki_plan_args *a, bool direct) {
+    return !g->raw || (!direct && cp->wild[g->buf]) || !aligned(cp, g, a);
 }
 
 static bool needs_fixed(const wki_step *s) {
@@ -217,7 +219,7 @@ static void stage_step(cuda_plan *cp, launch *l) {
         int32_t b = s->view_buf[i];
         operand *o = &l->opnd[i];
         *o = (operand){.v = s->view[i], .stage = -1};
-        if (b < 0 || !needs_fixed(s) || !is_moving(cp->p, b) || s->view[i].numel == 0)
+        if (b < 0 || !needs_fixed(s) || s->view[i].numel == 0)
             continue;
         o->stage = stage_of(cp, b, &s->view[i]);
         o->copy_in = i < nin && !cp->stage[o->stage].fresh;
@@ -514,11 +516,7 @@ static void set_views(wki_cuda_ctx *s, cuda_plan *cp, launch *l, const wki_plan_
     const wki_step *st = l->step;
     for (int i = 0; i < st->node->nin + st->node->nout; i++) {
         operand *o = &l->opnd[i];
-        const stage *g = o->stage >= 0 ? &cp->stage[o->stage] : NULL;
-        if (g) {
-            o->v = g->view;
-            o->v.data = copied(cp, g, false) ? (void *)(uintptr_t)copy_address(s, cp, g) : view_address(g, a);
-        } else if (st->view_buf[i] >= 0) {
+        if (o->stage < 0 && st->view_buf[i] >= 0) {
             wki_cu_operand at = place(s, cp, a, st->view_buf[i], (int64_t)(uintptr_t)st->view[i].data);
             o->v.data = (void *)(uintptr_t)at.base;
             o->v.slot = at.slot;
@@ -532,10 +530,8 @@ static bool set_up(wk_ctx *c, cuda_plan *cp, const wki_plan_args *a) {
     drop_graph(s, cp);
     cp->settled = 0;
     cp->generation = 0;
-    for (int i = 0; i < cp->nstage; i++) {
-        cp->stage[i].shift = (unsigned)((uintptr_t)view_address(&cp->stage[i], a) & 15);
+    for (int i = 0; i < cp->nstage; i++)
         cp->seen[cp->stage[i].buf] = a->buf[cp->stage[i].buf];
-    }
     for (int i = 0; i < cp->nlaunch; i++) {
         launch *l = &cp->launch[i];
         c->cur_op = l->step->op;
@@ -559,12 +555,13 @@ static bool moved(const wki_cuda_ctx *s, cuda_plan *cp, const wki_plan_args *a) 
         return true;
     for (int i = 0; i < cp->nstage; i++) {
         const stage *g = &cp->stage[i];
-        if (!g->raw || cp->seen[g->buf] == a->buf[g->buf])
-            continue;
-        any |= !cp->wild[g->buf] || ((uintptr_t)view_address(g, a) & 15) != g->shift;
+        if (g->raw && cp->slot[g->buf] >= 0 && cp->seen[g->buf] != a->buf[g->buf])
+            any |= !cp->wild[g->buf];
     }
-    for (int i = 0; any && i < cp->nstage; i++)
-        cp->wild[cp->stage[i].buf] |= cp->seen[cp->stage[i].buf] != a->buf[cp->stage[i].buf];
+    for (int i = 0; any && i < cp->nstage; i++) {
+        int32_t b = cp->stage[i].buf;
+        cp->wild[b] |= cp->slot[b] >= 0 && cp->seen[b] != a->buf[b];
+    }
     return any;
 }
 
@@ -604,14 +601,33 @@ static bool launch_user(wk_ctx *c, const cuda_plan *cp, launch *l, const wki_vie
     return wki_cuda_launch(c, WKI_FN_wkk_attr_floats, &at, at.n, WKK_THREADS) && launch_fn(c, l, params);
 }
 
-static bool copy_stage(wk_ctx *c, const cuda_plan *cp, const wki_step *st, int i, const stage *g,
-                       wkk_at copy) {
-    wki_view from = st->view[i];
-    int64_t one = 1;
-    from.slot = cp->slot[g->buf];
+/* The view of a stage where it is. */
+static wkk_at view_at(const wki_cuda_ctx *s, const cuda_plan *cp, const stage *g, const wki_plan_args *a) {
+    wki_cu_operand at = place(s, cp, a, g->buf, g->off);
+    return (wkk_at){at.base, at.slot};
+}
+
+static bool fill_stage(wk_ctx *c, const cuda_plan *cp, const stage *g, const wki_view *v,
+                       const wki_plan_args *a) {
+    wki_cuda_ctx *s = c->dev_state[WK_CUDA];
+    wkk_at from = view_at(s, cp, g, a), copy = wki_at_addr(s->arena + g->at);
+    const int64_t one = 1;
     if (g->raw)
-        return wki_cuda_copy(c, 1, 1, &g->span, copy, &one, wki_at_of(&from), &one);
-    return wki_cuda_copy_plain(c, copy, &from);
+        return wki_cuda_copy(c, 1, 1, &g->span, copy, &one, from, &one);
+    wki_view sparse = *v;
+    sparse.data = (void *)(uintptr_t)from.base;
+    sparse.slot = from.slot;
+    return wki_cuda_copy_plain(c, copy, &sparse);
+}
+
+/* Where a kernel finds a stage's view: in the copy, or where it is now. */
+static void *stage_address(const wki_cuda_ctx *s, const cuda_plan *cp, const stage *g, const wki_plan_args *a,
+                           bool direct) {
+    if (copied(cp, g, a, direct))
+        return (void *)(uintptr_t)(s->arena + g->at);
+    if (cp->p->buf[g->buf].kind == WKI_B_ARENA)
+        return (void *)(uintptr_t)view_at(s, cp, g, a).base;
+    return (char *)a->buf[g->buf] + g->off;
 }
 
 static bool run_kernel_step(wk_ctx *c, cuda_plan *cp, launch *l, const wki_plan_args *a, bool direct) {
@@ -622,10 +638,10 @@ static bool run_kernel_step(wk_ctx *c, cuda_plan *cp, launch *l, const wki_plan_
     for (int i = 0; i < n->nin + n->nout; i++) {
         const operand *o = &l->opnd[i];
         const stage *g = o->stage >= 0 ? &cp->stage[o->stage] : NULL;
-        v[i] = o->v;
-        if (g && !copied(cp, g, direct))
-            v[i].data = view_address(g, a);
-        else if (o->copy_in && !copy_stage(c, cp, st, i, g, wki_at_of(&v[i])))
+        v[i] = g ? g->view : o->v;
+        if (g)
+            v[i].data = stage_address(s, cp, g, a, direct);
+        if (g && o->copy_in && copied(cp, g, a, direct) && !fill_stage(c, cp, g, &st->view[i], a))
             return false;
     }
     wki_launch w = {.c = c,
@@ -642,8 +658,7 @@ static bool run_kernel_step(wk_ctx *c, cuda_plan *cp, launch *l, const wki_plan_
         return false;
     for (int i = n->nin; i < n->nin + n->nout; i++) {
         const stage *g = l->opnd[i].stage >= 0 ? &cp->stage[l->opnd[i].stage] : NULL;
-        if (g && copied(cp, g, direct) &&
-            !wki_cuda_copy_plain(c, (wkk_at){(wkk_u64)g->off, cp->slot[g->buf]}, &v[i]))
+        if (g && copied(cp, g, a, direct) && !wki_cuda_copy_plain(c, view_at(s, cp, g, a), &v[i]))
             return false;
     }
     return true;
@@ -740,10 +755,10 @@ static bool cuda_run(wk_ctx *c, const wki_plan *p, void *state, const wki_plan_a
     wki_cu_error err = {0};
     c->cur_op = NULL;
     bool record = !cp->graph && cp->settled >= DIRECT_RUNS && cp->nlaunch > 1;
-    for (int i = 0; record && i < cp->nstage; i++)
-        cp->copies |= cp->stage[i].raw && cp->wild[cp->stage[i].buf];
-    if (!wki_cuda_reserve(c, cp->arena_bytes + (cp->copies ? cp->raw_bytes : 0),
-                          cp->arg_words * sizeof(uint64_t)))
+    for (int i = 0; i < cp->nstage; i++)
+        if (copied(cp, &cp->stage[i], a, !record && !cp->graph))
+            give_room(cp, &cp->stage[i]);
+    if (!wki_cuda_reserve(c, cp->arena_bytes, cp->arg_words * sizeof(uint64_t)))
         return false;
     if (moved(s, cp, a)) {
         record = false; /* first once more as it is, so that nothing is left to be made inside a capture */
