@@ -3,9 +3,8 @@
  * own order are held to a bound. Skipped without a device. */
 #define _GNU_SOURCE /* asprintf */
 
-#include "backend/cuda/cu.h"
+#include "backend/cuda/cuda.h"
 #include "base/alloc.h"
-#include "embed.h"
 #include "harness.h"
 #include "util_api.h"
 #include "util_models.h"
@@ -45,23 +44,20 @@ static wk_ctx *ctx_on(wk_device d) {
 
 /* The hand-written kernels compile, as a device would have them; without a device too. */
 TEST(cuda_plan, kernels_compile) {
-    static const char *const families[] = {wki_embed_k_copy_cuh, wki_embed_k_product_cuh,
-                                           wki_embed_k_conv_cuh, wki_embed_k_pool_cuh, wki_embed_k_index_cuh};
     static const char *const archs[] = {"sm_80", "sm_90"};
     wki_nvrtc *rtc;
     wki_cu_error err = {0};
     if (wki_nvrtc_open(NULL, 0, &rtc, &err))
         SKIP("%s", err.text);
-    for (int i = 0; i < 10; i++) {
-        char *text;
-        CHECK(asprintf(&text, "%s%s%s%s", wki_embed_k_params_cuh, wki_embed_k_common_cuh,
-                       wki_embed_k_tile_cuh, families[i / 2]) > 0);
-        wki_nvrtc_source source = {.text = text, .name = "kernels.cu", .arch = archs[i % 2]};
-        wki_nvrtc_binary binary;
-        if (wki_nvrtc_compile(rtc, &source, &binary, &err) || binary.log)
-            FAIL("family %d for %s: %s", i / 2, archs[i % 2], binary.log ? binary.log : err.text);
+    for (int i = 0; i <= WKI_FN_COUNT; i++) {
+        char *text = wki_cuda_fn_text((wki_cuda_fn)i);
+        const char *arch = archs[i < WKI_FN_COUNT]; /* one by one for one of them */
+        wki_nvrtc_source source = {.text = text, .name = "kernels.cu", .arch = arch};
+        wki_nvrtc_binary binary = {0};
+        if (CHECK(text != NULL) && (wki_nvrtc_compile(rtc, &source, &binary, &err) || binary.log))
+            FAIL("kernel %d for %s: %s", i, arch, binary.log ? binary.log : err.text);
         wki_nvrtc_binary_free(&binary);
-        free(text);
+        wki_free(text);
     }
     wki_nvrtc_close(rtc);
 }

@@ -10,37 +10,39 @@
 
 #include <pthread.h>
 
-/* Hand-written kernels: F(family, name, threads of a block), a family being one program. */
+/* Hand-written kernels: F(family, name, parameters, threads of a block, blocks that fit a multiprocessor at
+ * least, or 0). A family is a text that holds the kernel's body, NAME_body; each kernel is a program of its
+ * own, compiled when it is needed. */
 #define WKK_KERNELS(F)                                                                                       \
-    F(COPY, wkk_copy1, WKK_THREADS)                                                                          \
-    F(COPY, wkk_copy4, WKK_THREADS)                                                                          \
-    F(COPY, wkk_copy8, WKK_THREADS)                                                                          \
-    F(COPY, wkk_copy16, WKK_THREADS)                                                                         \
-    F(COPY, wkk_copy_flat, WKK_THREADS)                                                                      \
-    F(COPY, wkk_set_args, WKK_THREADS)                                                                       \
-    F(COPY, wkk_attr_floats, WKK_THREADS)                                                                    \
-    F(COPY, wkk_pad_slice, WKK_THREADS)                                                                      \
-    F(PRODUCT, wkk_products16, WKK_THREADS)                                                                  \
-    F(PRODUCT, wkk_products32, WKK_THREADS)                                                                  \
-    F(PRODUCT, wkk_relu, WKK_THREADS)                                                                        \
-    F(CONV, wkk_conv16, WKK_CONV_THREADS)                                                                    \
-    F(CONV, wkk_conv32, WKK_CONV_THREADS)                                                                    \
-    F(CONV, wkk_conv64, WKK_CONV_THREADS)                                                                    \
-    F(CONV, wkk_conv_dw16, WKK_THREADS)                                                                      \
-    F(CONV, wkk_conv_dw32, WKK_THREADS)                                                                      \
-    F(POOL, wkk_max_pool, WKK_THREADS)                                                                       \
-    F(POOL, wkk_pool_grad_small, WKK_THREADS)                                                                \
-    F(POOL, wkk_pool_grad_large, WKK_THREADS)                                                                \
-    F(POOL, wkk_pool_grad_clear, WKK_THREADS)                                                                \
-    F(POOL, wkk_pool_grad_mark, WKK_THREADS)                                                                 \
-    F(POOL, wkk_pool_grad_sum, WKK_THREADS)                                                                  \
-    F(POOL, wkk_max_pool_gather, WKK_THREADS)                                                                \
-    F(INDEX, wkk_embedding_rows, WKK_THREADS)                                                                \
-    F(INDEX, wkk_embedding_index, WKK_THREADS)                                                               \
-    F(INDEX, wkk_embedding_sum, WKK_THREADS)
+    F(COPY, wkk_copy1, wkk_copy, WKK_THREADS, 0)                                                             \
+    F(COPY, wkk_copy4, wkk_copy, WKK_THREADS, 0)                                                             \
+    F(COPY, wkk_copy8, wkk_copy, WKK_THREADS, 0)                                                             \
+    F(COPY, wkk_copy16, wkk_copy, WKK_THREADS, 0)                                                            \
+    F(COPY, wkk_copy_flat, wkk_copy, WKK_THREADS, 0)                                                         \
+    F(COPY, wkk_set_args, wkk_words, WKK_THREADS, 0)                                                         \
+    F(COPY, wkk_attr_floats, wkk_attrs, WKK_THREADS, 0)                                                      \
+    F(COPY, wkk_pad_slice, wkk_pad, WKK_THREADS, 0)                                                          \
+    F(PRODUCT, wkk_products16, wkk_products, WKK_THREADS, 2)                                                 \
+    F(PRODUCT, wkk_products32, wkk_products, WKK_THREADS, 2)                                                 \
+    F(PRODUCT, wkk_relu, wkk_relu_params, WKK_THREADS, 0)                                                    \
+    F(CONV, wkk_conv16, wkk_conv, WKK_CONV_THREADS, 0)                                                       \
+    F(CONV, wkk_conv32, wkk_conv, WKK_CONV_THREADS, 6)                                                       \
+    F(CONV, wkk_conv64, wkk_conv, WKK_CONV_THREADS, 0)                                                       \
+    F(CONV, wkk_conv_dw16, wkk_conv_dw, WKK_THREADS, 2)                                                      \
+    F(CONV, wkk_conv_dw32, wkk_conv_dw, WKK_THREADS, 2)                                                      \
+    F(POOL, wkk_max_pool, wkk_pool, WKK_THREADS, 0)                                                          \
+    F(POOL, wkk_pool_grad_small, wkk_pool_grad, WKK_THREADS, 0)                                              \
+    F(POOL, wkk_pool_grad_large, wkk_pool_grad, WKK_THREADS, 0)                                              \
+    F(POOL, wkk_pool_grad_clear, wkk_pool_grad, WKK_THREADS, 0)                                              \
+    F(POOL, wkk_pool_grad_mark, wkk_pool_grad, WKK_THREADS, 0)                                               \
+    F(POOL, wkk_pool_grad_sum, wkk_pool_grad, WKK_THREADS, 0)                                                \
+    F(POOL, wkk_max_pool_gather, wkk_pool_gather, WKK_THREADS, 0)                                            \
+    F(INDEX, wkk_embedding_rows, wkk_embedding, WKK_THREADS, 0)                                              \
+    F(INDEX, wkk_embedding_index, wkk_index32, WKK_THREADS, 0)                                               \
+    F(INDEX, wkk_embedding_sum, wkk_embedding_grad, WKK_THREADS, 0)
 
 typedef enum wki_cuda_fn {
-#define F(family, name, threads) WKI_FN_##name,
+#define F(family, name, params, threads, blocks) WKI_FN_##name,
     WKK_KERNELS(F)
 #undef F
         WKI_FN_COUNT
@@ -109,6 +111,8 @@ bool wki_cuda_upload(wk_ctx *c, wki_cu_ptr to, const void *src, size_t bytes);
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------------- */
 
+/* The program of one kernel, or with WKI_FN_COUNT of all; heap, NULL when out of memory. */
+char *wki_cuda_fn_text(wki_cuda_fn fn);
 /* Compiled and loaded on first use, which must not be inside a capture. */
 bool wki_cuda_fn_get(wk_ctx *c, wki_cuda_fn fn, wki_cu_function **out);
 /* Queues a hand-written kernel: blocks for `work` items, `each` of them a block, or as many as given. Nothing

@@ -2,9 +2,8 @@
 #pragma nv_diag_suppress 177 /* a program may have no use for some of these */
 typedef unsigned wkk_u32;
 
-/* Of so many threads a block, and at least so many blocks a multiprocessor. */
-#define WKK_KERNEL_OF(...) extern "C" __global__ void __launch_bounds__(__VA_ARGS__)
-#define WKK_KERNEL WKK_KERNEL_OF(WKK_THREADS)
+/* What a kernel does after wkk_begin. */
+#define WKK_BODY static __device__ __forceinline__ void
 
 /* What every kernel begins with. Launched while the one before it still runs, it waits for that to end. Where
  * its own grid is small, the next one may come and wait already; a large grid needs the room itself. */

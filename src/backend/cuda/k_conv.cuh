@@ -138,16 +138,13 @@ static __device__ __forceinline__ void wkk_conv_block(const wkk_conv &p, const w
     }
 }
 
-WKK_KERNEL_OF(WKK_CONV_THREADS) wkk_conv16(wkk_conv p, const wkk_u64 *args) {
-    wkk_begin();
+WKK_BODY wkk_conv16_body(const wkk_conv &p, const wkk_u64 *args) {
     wkk_conv_block<wkk_tile<16, 64, 8, 4, 16, 2>>(p, args);
 }
-WKK_KERNEL_OF(WKK_CONV_THREADS, 6) wkk_conv32(wkk_conv p, const wkk_u64 *args) {
-    wkk_begin();
+WKK_BODY wkk_conv32_body(const wkk_conv &p, const wkk_u64 *args) {
     wkk_conv_block<wkk_tile<32, 64, 8, 4, 16, 1>>(p, args);
 }
-WKK_KERNEL_OF(WKK_CONV_THREADS) wkk_conv64(wkk_conv p, const wkk_u64 *args) {
-    wkk_begin();
+WKK_BODY wkk_conv64_body(const wkk_conv &p, const wkk_u64 *args) {
     wkk_conv_block<wkk_tile<64, 64, 8, 8, 16, 1>>(p, args);
 }
 
@@ -229,11 +226,9 @@ static __device__ __forceinline__ void wkk_conv_dw_block(const wkk_conv_dw &p, c
         }
 }
 
-WKK_KERNEL_OF(WKK_THREADS, 2) wkk_conv_dw16(wkk_conv_dw p, const wkk_u64 *args) {
-    wkk_begin();
+WKK_BODY wkk_conv_dw16_body(const wkk_conv_dw &p, const wkk_u64 *args) {
     wkk_conv_dw_block<wkk_tile<16, 16, 2, 2, 64, 4>>(p, args);
 }
-WKK_KERNEL_OF(WKK_THREADS, 2) wkk_conv_dw32(wkk_conv_dw p, const wkk_u64 *args) {
-    wkk_begin();
+WKK_BODY wkk_conv_dw32_body(const wkk_conv_dw &p, const wkk_u64 *args) {
     wkk_conv_dw_block<wkk_tile<32, 32, 4, 4, 32, 4>>(p, args);
 }

@@ -90,17 +90,14 @@ static __device__ __forceinline__ void wkk_products_block(const wkk_products &al
         }
 }
 
-WKK_KERNEL_OF(WKK_THREADS, 2) wkk_products16(wkk_products p, const wkk_u64 *args) {
-    wkk_begin();
+WKK_BODY wkk_products16_body(const wkk_products &p, const wkk_u64 *args) {
     wkk_products_block<wkk_tile<16, 16, 2, 2, 64, 4>>(p, args);
 }
-WKK_KERNEL_OF(WKK_THREADS, 2) wkk_products32(wkk_products p, const wkk_u64 *args) {
-    wkk_begin();
+WKK_BODY wkk_products32_body(const wkk_products &p, const wkk_u64 *args) {
     wkk_products_block<wkk_tile<32, 32, 4, 4, 32, 4>>(p, args);
 }
 
-WKK_KERNEL wkk_relu(wkk_relu_params p, const wkk_u64 *args) {
-    wkk_begin();
+WKK_BODY wkk_relu_body(const wkk_relu_params &p, const wkk_u64 *args) {
     float *y = (float *)p.y;
     WKK_EACH(i, p.n)
     y[i] = wkk_act(y[i], 1);
