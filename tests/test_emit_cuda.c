@@ -690,6 +690,8 @@ static void check_cases(kcase *c, int n) {
     for (int i = 0; i < n; i++)
         if (!wki_emit_cuda(&c[i].run, &c[i].text, &why))
             FAIL("%s: %s", c[i].title, why);
+        else if (!strstr(c[i].text.src, "const WK_U64 *args) {\n    wkl_begin();\n"))
+            FAIL("%s does not wait for the kernel before it first", c[i].title);
     append_program(&t, c, n, true);
     void *lib = build_for_cpu(t.s, &why);
     free(t.s);
