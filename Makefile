@@ -62,8 +62,8 @@ tsan:
 # A machine with a GPU may have only what was built elsewhere. The CUDA tests, then every test of the interface on the device.
 gpu-check:
 	@test -x $(BUILD)/wick-tests || $(MAKE) --no-print-directory build
-	@status=0; WICK_REQUIRE_CUDA=1 $(BUILD)/wick-tests --filter cuda $(TESTFLAGS) || status=1; \
-	WICK_TEST_DEVICE=cuda WICK_REQUIRE_CUDA=1 $(BUILD)/wick-api-tests $(TESTFLAGS) || status=1; exit $$status
+	@status=0; WICK_REQUIRE_CUDA=1 $(BUILD)/wick-tests --jobs $(JOBS) --filter cuda $(TESTFLAGS) || status=1; \
+	WICK_TEST_DEVICE=cuda WICK_REQUIRE_CUDA=1 $(BUILD)/wick-api-tests --jobs $(JOBS) $(TESTFLAGS) || status=1; exit $$status
 
 clean:
 	rm -rf build build-asan build-ubsan build-tsan build-lint

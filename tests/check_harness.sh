@@ -31,6 +31,25 @@ repeats_by_seed() {
     [ -n "$a" ] && [ "$a" = "$b" ] && [ "$a" != "$c" ]
 }
 
+# Of tests that run side by side: each one's output in one piece, in order, and the same totals.
+side_by_side() {
+    local got want
+    got=$("$prog" --fork --jobs 3 --verbose --filter prints --filter good.passes 2>&1 | sed 's/ (.*//')
+    want=$(echo passed good.passes; for t in slow one two three; do
+        for i in 0 1 2; do echo "$t $i"; echo "$t $i, aside"; done; echo "passed prints.$t"; done
+        echo 5 passed, 0 failed)
+    [ "$got" = "$want" ] || { echo "$got"; return 1; }
+}
+
+# Three waits of 0.3 s or more, and one of 0.6 s, take little more than the longest.
+takes_less() {
+    local start end
+    start=$(date +%s%N)
+    "$prog" --fork --jobs 4 --filter prints >/dev/null 2>&1 || return 1
+    end=$(date +%s%N)
+    [ $(((end - start) / 1000000)) -lt 1200 ]
+}
+
 at='  tests/selftest/outcomes\.c:[0-9]+: '
 check harness.pass says 0 '2 passed, 0 failed' --filter good
 check harness.check says 1 "${at}CHECK\(1 \+ 1 == 3\)" --filter bad.check
@@ -59,6 +78,11 @@ check harness.abort says 1 "${at}killed by signal 6 .*" --fork --filter dies.abo
 check harness.exit says 1 "${at}exited with status 0 .*" --fork --filter dies.exits
 check harness.hang says 1 "${at}ran past 2 s .*" --fork --filter dies.hangs
 check harness.goes_on closes_with '1 passed, 4 failed' --fork --filter dies --filter last
+check harness.jobs side_by_side
+check harness.jobs_time takes_less
+check harness.jobs_go_on closes_with '1 passed, 4 failed' --fork --jobs 4 --filter dies --filter last
+check harness.jobs_hang says 1 "${at}ran past 2 s .*" --fork --jobs 2 --filter dies
+check harness.jobs_number says 2 '' --jobs 0
 if grep -q '^WICK_SANITIZE:[A-Z]*=.' "$1/CMakeCache.txt"; then
     skip harness.no_fork 'a sanitized build'
 else

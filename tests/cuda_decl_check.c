@@ -19,6 +19,8 @@ typedef CUfunction wki_cufunction;
 typedef CUgraph wki_cugraph;
 typedef CUgraphNode wki_cugraphnode;
 typedef CUgraphExec wki_cugraphexec;
+typedef CUDA_KERNEL_NODE_PARAMS_v2 wki_cukernelnode;
+typedef CUlaunchConfig wki_culaunchconfig;
 typedef CUdeviceptr wki_cudeviceptr;
 typedef CUdevice_attribute wki_cudeviceattr;
 typedef CUfunction_attribute wki_cufuncattr;
@@ -84,6 +86,14 @@ _Static_assert(__builtin_types_compatible_p(nvrtcProgram, struct _nvrtcProgram *
 _Static_assert(__builtin_types_compatible_p(cublasLtHandle_t, struct cublasLtContext *), "cublasLtHandle_t");
 _Static_assert(sizeof(cublasLtMatmulAlgo_t) == 8 * sizeof(uint64_t), "algorithm");
 
+struct our_node {
+    CUfunction function;
+    unsigned int grid[3], block[3], smem;
+    void **params, **extra;
+    void *kernel;
+    CUcontext context;
+};
+
 struct our_heuristic {
     uint64_t algo[8];
     size_t workspaceSize;
@@ -99,4 +109,22 @@ SAME(workspaceSize)
 SAME(state)
 SAME(wavesCount)
 SAME(reserved)
+/* Ours has arrays where theirs has three members. */
+#define NODE(ours, theirs)                                                                                   \
+    _Static_assert(offsetof(struct our_node, ours) == offsetof(CUDA_KERNEL_NODE_PARAMS_v2, theirs), #theirs);
+NODE(function, func)
+NODE(grid, gridDimX)
+NODE(block, blockDimX)
+NODE(smem, sharedMemBytes)
+NODE(params, kernelParams)
+NODE(extra, extra)
+NODE(kernel, kern)
+NODE(context, ctx)
+_Static_assert(sizeof(CUlaunchAttribute) == 72 && offsetof(CUlaunchAttribute, value) == 8 &&
+                   offsetof(CUlaunchAttributeValue, programmaticStreamSerializationAllowed) == 0,
+               "launch attribute");
+_Static_assert(offsetof(CUlaunchConfig, hStream) == 32 && offsetof(CUlaunchConfig, attrs) == 40 &&
+                   offsetof(CUlaunchConfig, numAttrs) == 48 && sizeof(CUlaunchConfig) == 56,
+               "launch configuration");
+_Static_assert(sizeof(struct our_node) == sizeof(CUDA_KERNEL_NODE_PARAMS_v2), "kernel node");
 _Static_assert(sizeof(struct our_heuristic) == sizeof(cublasLtMatmulHeuristicResult_t), "heuristic");

@@ -194,12 +194,12 @@ static inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf
 static inline unsigned __umulhi(unsigned a, unsigned b) {
     return (unsigned)((unsigned long long)a * b >> 32);
 }
-static inline int atomicCAS(int *p, int expected, int v) {
-    int old = *p;
-    if (old == expected)
-        *p = v;
+static inline unsigned atomicInc(unsigned *p, unsigned most) {
+    unsigned old = *p;
+    *p = old >= most ? 0 : old + 1;
     return old;
 }
+static inline void __threadfence(void) {}
 
 #define CUDA_ALIGNED(n) __attribute__((aligned(n)))
 typedef struct {

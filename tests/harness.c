@@ -19,14 +19,26 @@
 
 enum { SHOWN_FAILURES = 8, MAX_FILTERS = 16, DEFAULT_TIMEOUT_S = 600, EXIT_NOTHING_RAN = 3 };
 
-/* What one test reported. The two `at` members hold the last place a check was made: after a fork the
- * addresses of string constants are the same in both processes. */
+/* What one test reported, in shared memory. The two `at` members hold the last place a check was made: after a
+ * fork the addresses of string constants are the same in both processes. */
 typedef struct {
     _Atomic int failures, skipped, finished;
     _Atomic(const char *) at_file;
     _Atomic int at_line;
     char text[8192]; /* failures in full lines, or the reason of the skip */
 } record;
+
+/* A test in a process of its own. */
+typedef struct {
+    const wkt_test *test;
+    record *rec;
+    pid_t child;   /* 0: it has not begun or has ended */
+    double time;   /* of its start; once it has ended, seconds it took */
+    char died[96]; /* how it ended early, or "" */
+    FILE *output;  /* what it prints, where tests run side by side */
+    char *printed; /* what it printed, once it has ended */
+    size_t nprinted;
+} job;
 
 static struct {
     wkt_test *first, **last;
@@ -36,10 +48,10 @@ static struct {
     const char *filters[MAX_FILTERS];
     int nfilters;
     bool json, list, verbose, quick, fork, require;
-    unsigned timeout_s;
+    unsigned timeout_s, jobs;
     uint64_t seed, rng[2];
     int passed, failed, skipped;
-} run = {.last = &run.first, .text_lock = PTHREAD_MUTEX_INITIALIZER};
+} run = {.last = &run.first, .text_lock = PTHREAD_MUTEX_INITIALIZER, .jobs = 1};
 
 /* Present when a sanitizer's runtime is linked in. */
 extern void __sanitizer_set_death_callback(void (*callback)(void)) __attribute__((weak));
@@ -353,45 +365,109 @@ static void run_body(const wkt_test *t) {
     run.rec->finished = 1;
 }
 
-/* Runs the test in a child and says how it died, or returns NULL. */
-static const char *run_forked(const wkt_test *t) {
-    static char died[96];
-    pid_t child = fork();
-    if (child == 0) {
-        run_body(t);
-        exit(0);
-    }
-    int status = 0;
-    pid_t got = child;
-    while (child > 0 && (got = waitpid(child, &status, 0)) < 0 && errno == EINTR)
-        continue;
-    if (child < 0 || got < 0)
-        snprintf(died, sizeof died, "no process for the test: %s", strerror(errno));
-    else if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
-        snprintf(died, sizeof died, "ran past %u s", run.timeout_s);
-    else if (WIFSIGNALED(status))
-        snprintf(died, sizeof died, "killed by signal %d (%s)", WTERMSIG(status),
-                 strsignal(WTERMSIG(status)));
-    else if (!run.rec->finished || WEXITSTATUS(status))
-        snprintf(died, sizeof died, "exited with status %d", WEXITSTATUS(status));
-    else
-        return NULL;
-    return died;
+/* Takes in what the test printed, so that few files are open at a time. */
+static void keep_output(job *j) {
+    if (!j->output)
+        return;
+    fseek(j->output, 0, SEEK_END);
+    long n = ftell(j->output);
+    rewind(j->output);
+    j->printed = n > 0 ? malloc((size_t)n) : NULL;
+    j->nprinted = j->printed ? fread(j->printed, 1, (size_t)n, j->output) : 0;
+    fclose(j->output);
+    j->output = NULL;
 }
 
-static void run_test(const wkt_test *t) {
-    memset(run.rec, 0, sizeof *run.rec);
-    run.current = t;
-    seed_test(t);
+/* Starts the test in a child. */
+static void start_child(job *j) {
+    run.rec = j->rec;
+    run.current = j->test;
+    seed_test(j->test);
     fflush(stdout);
-    double start = wkt_now();
-    const char *died = NULL;
-    if (run.fork)
-        died = run_forked(t);
-    else
-        run_body(t);
-    report(died, wkt_now() - start);
+    j->output = run.jobs > 1 ? tmpfile() : NULL;
+    j->time = wkt_now();
+    j->child = fork();
+    if (j->child == 0) {
+        if (j->output && (dup2(fileno(j->output), 1) < 0 || dup2(fileno(j->output), 2) < 0))
+            exit(1);
+        run_body(j->test);
+        exit(0);
+    }
+    if (j->child < 0) {
+        snprintf(j->died, sizeof j->died, "no process for the test: %s", strerror(errno));
+        keep_output(j);
+        j->child = 0;
+        j->time = 0;
+    }
+}
+
+static void child_ended(job *j, int status) {
+    j->child = 0;
+    j->time = wkt_now() - j->time;
+    keep_output(j);
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
+        snprintf(j->died, sizeof j->died, "ran past %u s", run.timeout_s);
+    else if (WIFSIGNALED(status))
+        snprintf(j->died, sizeof j->died, "killed by signal %d (%s)", WTERMSIG(status),
+                 strsignal(WTERMSIG(status)));
+    else if (!j->rec->finished || WEXITSTATUS(status))
+        snprintf(j->died, sizeof j->died, "exited with status %d", WEXITSTATUS(status));
+}
+
+/* Waits for one of jobs [first, end) to end; returns how many do not run any more. */
+static int wait_for_one(job *jobs, int first, int end) {
+    int status = 0, gone = 0, why;
+    pid_t got;
+    while ((got = waitpid(-1, &status, 0)) < 0 && errno == EINTR)
+        continue;
+    why = errno;
+    for (int i = first; i < end; i++) {
+        job *j = &jobs[i];
+        if (!j->child || (got >= 0 && j->child != got))
+            continue;
+        child_ended(j, status);
+        if (got < 0)
+            snprintf(j->died, sizeof j->died, "no process to wait for: %s", strerror(why));
+        gone++;
+    }
+    return gone;
+}
+
+static void report_job(job *j) {
+    if (j->nprinted)
+        fwrite(j->printed, 1, j->nprinted, stdout);
+    free(j->printed);
+    run.rec = j->rec;
+    run.current = j->test;
+    report(j->died[0] ? j->died : NULL, j->time);
     run.current = NULL;
+}
+
+/* A process for each test, run.jobs of them at a time, reported in the tests' order. */
+static void run_forked(job *jobs, int n) {
+    for (int first = 0, started = 0, running = 0; first < n;) {
+        while (started < n && running < (int)run.jobs) {
+            start_child(&jobs[started]);
+            running += jobs[started++].child != 0;
+        }
+        if (jobs[first].child)
+            running -= wait_for_one(jobs, first, started);
+        while (first < started && !jobs[first].child)
+            report_job(&jobs[first++]);
+    }
+}
+
+static void run_here(job *jobs, int n) {
+    for (int i = 0; i < n; i++) {
+        run.rec = jobs[i].rec;
+        run.current = jobs[i].test;
+        seed_test(run.current);
+        fflush(stdout);
+        double start = wkt_now();
+        run_body(run.current);
+        report(NULL, wkt_now() - start);
+        run.current = NULL;
+    }
 }
 
 static bool selected(const wkt_test *t) {
@@ -410,12 +486,23 @@ static void help(const char *program) {
            "  --quick          small sizes\n"
            "  --json           one JSON object a line: each test, then the totals\n"
            "  --verbose        print passing tests too\n"
+           "  --jobs N         so many tests at a time (with --fork); what one prints comes in one piece\n"
            "  --fork           a process for each test (the default without a sanitizer)\n"
            "  --no-fork        all tests in this process\n"
            "environment: WICK_TEST_SEED (random inputs), WICK_TEST_TIMEOUT (seconds a test may take),\n"
            "             WICK_REQUIRE_CUDA (skips become failures), WICK_TEST_DIR (where their data is)\n"
            "exit status: 0 all passed, 1 a failure, 2 wrong usage, %d no test ran\n",
            program, EXIT_NOTHING_RAN);
+}
+
+/* 1 .. 1000. */
+static bool whole_number(const char *s, unsigned *out) {
+    char *end;
+    unsigned long v = strtoul(s, &end, 10);
+    if (*s < '1' || *s > '9' || *end || v > 1000)
+        return false;
+    *out = (unsigned)v;
+    return true;
 }
 
 /* Returns -1 to go on, or the exit status. */
@@ -434,6 +521,8 @@ static int parse(int argc, char **argv) {
             run.verbose = true;
         else if (!strcmp(a, "--fork") || !strcmp(a, "--no-fork"))
             run.fork = !strcmp(a, "--fork");
+        else if (!strcmp(a, "--jobs") && i + 1 < argc && whole_number(argv[i + 1], &run.jobs))
+            i++;
         else if (!strcmp(a, "--help"))
             return help(argv[0]), 0;
         else {
@@ -466,20 +555,31 @@ int main(int argc, char **argv) {
     int status = parse(argc, argv);
     if (status >= 0)
         return status;
-    run.rec = mmap(NULL, sizeof *run.rec, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (run.rec == MAP_FAILED) {
+    int n = 0;
+    for (const wkt_test *t = run.first; t; t = t->next)
+        n += selected(t);
+    record *records = mmap(NULL, ((size_t)n + 1) * sizeof *records, PROT_READ | PROT_WRITE,
+                           MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    job *jobs = calloc((size_t)n + 1, sizeof *jobs);
+    if (records == MAP_FAILED || !jobs) {
         fprintf(stderr, "%s: no memory for the record: %s\n", argv[0], strerror(errno));
         return 1;
     }
-    if (!run.fork)
+    n = 0;
+    for (const wkt_test *t = run.first; t; t = t->next)
+        if (selected(t)) {
+            jobs[n] = (job){.test = t, .rec = &records[n]};
+            n++;
+        }
+    if (run.list) {
+        for (int i = 0; i < n; i++)
+            printf("%s.%s\n", jobs[i].test->group, jobs[i].test->name);
+    } else if (run.fork) {
+        run_forked(jobs, n);
+    } else {
         catch_crashes();
-    for (const wkt_test *t = run.first; t; t = t->next) {
-        if (!selected(t))
-            continue;
-        if (run.list)
-            printf("%s.%s\n", t->group, t->name);
-        else
-            run_test(t);
+        run_here(jobs, n);
     }
+    free(jobs);
     return run.list ? 0 : close_report();
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs every test of a build and ends with one line, the sum of all of them: N passed, N failed[, N skipped].
 # usage: tests/run.sh BUILD_DIR [options of the test programs, such as --filter cuda or --quick]
+# As many tests at a time as there are processors; the option --jobs N says otherwise.
 # With --filter only the test programs run, not the check_*.sh scripts.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -35,6 +36,7 @@ add() {
 
 have() { compgen -G "$1" >/dev/null; }
 
+set -- --jobs "$(nproc)" "$@"
 add wick-tests "$build/wick-tests" "$@"
 if have 'tests/api_*.c'; then
     add wick-api-tests "$build/wick-api-tests" "$@"

@@ -3,8 +3,7 @@
  * own order are held to a bound. Skipped without a device. */
 #define _GNU_SOURCE /* asprintf */
 
-#include "backend/cuda/cu.h"
-#include "embed.h"
+#include "base/alloc.h"
 #include "harness.h"
 #include "util_api.h"
 #include "util_models.h"
@@ -40,31 +39,6 @@ static wk_ctx *ctx_on(wk_device d) {
     return c;
 }
 
-/* ---- texts ------------------------------------------------------------------------------------------------------------- */
-
-/* The hand-written kernels compile, as a device would have them; without a device too. */
-TEST(cuda_plan, kernels_compile) {
-    static const char *const families[] = {wki_embed_k_copy_cuh,  wki_embed_k_product_cuh,
-                                           wki_embed_k_conv_cuh,  wki_embed_k_pool_cuh,
-                                           wki_embed_k_index_cuh, wki_embed_k_wide_cuh};
-    static const char *const archs[] = {"sm_80", "sm_90"};
-    wki_nvrtc *rtc;
-    wki_cu_error err = {0};
-    if (wki_nvrtc_open(NULL, 0, &rtc, &err))
-        SKIP("%s", err.text);
-    for (int i = 0; i < 2 * (int)(sizeof families / sizeof *families); i++) {
-        char *text;
-        CHECK(asprintf(&text, "%s%s%s", wki_embed_k_params_cuh, wki_embed_k_common_cuh, families[i / 2]) > 0);
-        wki_nvrtc_source source = {.text = text, .name = "kernels.cu", .arch = archs[i % 2]};
-        wki_nvrtc_binary binary;
-        if (wki_nvrtc_compile(rtc, &source, &binary, &err) || binary.log)
-            FAIL("family %d for %s: %s", i / 2, archs[i % 2], binary.log ? binary.log : err.text);
-        wki_nvrtc_binary_free(&binary);
-        free(text);
-    }
-    wki_nvrtc_close(rtc);
-}
-
 /* ---- a graph, its inputs, and both devices ----------------------------------------------------------------------------- */
 
 typedef struct graph {
@@ -76,10 +50,9 @@ typedef struct graph {
         int64_t size[4];
         int64_t limit;
     } in[MAX_IN];
-    wk_fn fn; /* self: double *, a VALUE that changes with the call */
-    double
-        terms; /* of the longest sum a library takes: its rounding errors are a random walk of so many steps of eps times
-                     a partial sum of variance `terms`; 0: equal to the bit */
+    wk_fn fn;     /* self: double *, a VALUE that changes with the call */
+    double terms; /* of the longest sum a library takes: its rounding errors are a random walk of so many
+                     steps of eps times a partial sum of variance `terms`; 0: equal to the bit */
 } graph;
 
 static int64_t in_numel(const graph *g, int i) {
@@ -175,12 +148,11 @@ static void free_results(results *r) {
         free(r->v[i]);
 }
 
-static void check_graph(const graph *g) {
+static void check_rounds(const graph *g, int rounds) {
     wk_ctx *cpu = ctx_on(WK_CPU), *cuda = ctx_on(WK_CUDA), *eager = ctx_on(WK_CUDA);
     uint64_t seed = wkt_u64();
     double value = 1;
     wk_compiled *f = wk_compile(cpu, g->fn, &value, NULL), *h = wk_compile(cuda, g->fn, &value, NULL);
-    int rounds = wkt_quick() ? 12 : 100;
     for (int round = 0; round < rounds; round++) {
         void *data[MAX_IN] = {0};
         results a = {{0}, {0}}, b = {{0}, {0}}, e = {{0}, {0}};
@@ -210,6 +182,8 @@ static void check_graph(const graph *g) {
     api_end(cuda);
     api_end(eager);
 }
+
+static void check_graph(const graph *g) { check_rounds(g, wkt_quick() ? 12 : 100); }
 
 #define FN(name)                                                                                             \
     static void name(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout)
@@ -296,6 +270,7 @@ TEST(cuda_plan, loops) {
     check_graph(&(graph){"chain", 2, 4, {F32(37, 45), F32(37, 45)}, chain, 0});
     check_graph(&(graph){"views", 2, 5, {F32(6, 8, 5), F32(6)}, views, 0});
     check_graph(&(graph){"reductions", 2, 5, {F32(70, 2500), F32(3, 130, 9)}, reductions, 0});
+    check_graph(&(graph){"long reductions", 2, 5, {F32(4, 9000), F32(30, 3, 400)}, reductions, 0});
     check_graph(&(graph){"rows", 3, 5, {F32(20, 33), F32(33), F32(33)}, rows, 0});
     check_graph(&(graph){"entropy", 2, 2, {F32(31, 1300), I64(1300, 31)}, entropy, 0});
     check_graph(&(graph){"random", 1, 4, {F32(9, 40)}, random_numbers, 0});
@@ -313,11 +288,18 @@ FN(linears) {
     grads(y, in, 3, out, 1);
 }
 
+FN(relu_of_linear) {
+    USES(self);
+    out[0] = wk_relu(wk_linear(wk_mul_scalar(in[0], value_of(self)), in[1], in[2]));
+    out[1] = wk_relu(wk_linear(in[0], in[1], NULL));
+}
+
 /* Operands that no product can walk: every second row and column, a bias of every second element. */
 FN(strided_linear) {
     USES(self);
     wk_tensor *x = wk_slice(wk_slice(in[0], 1, 0, 10, 2), 2, 1, wk_size(in[0], 2), 2);
-    wk_tensor *y = wk_linear(x, wk_slice(in[1], 1, 0, wk_size(in[1], 1), 2), wk_slice(in[2], 0, 0, 12, 2));
+    wk_tensor *y = wk_linear(x, wk_slice(in[1], 1, 0, wk_size(in[1], 1), 2),
+                             wk_slice(in[2], 0, 0, wk_size(in[2], 0), 2));
     out[0] = y;
     grads(y, in, 3, out, 1);
 }
@@ -389,7 +371,21 @@ TEST(cuda_plan, matrix_products) {
     check_graph(&(graph){
         "long strided linear", 3, 4, {F32(4, 10, 1215), F32(6, 1214), F32(12)}, strided_linear, 1000});
     check_graph(&(graph){"long products", 2, 5, {F32(2, 3, 5, 600), F32(600, 600)}, products, 2000});
+    check_graph(&(graph){"relu", 3, 2, {F32(7, 24), F32(36, 24), F32(36)}, relu_of_linear, 60});
+    check_graph(&(graph){"long relu", 3, 2, {F32(40, 600), F32(90, 600), F32(90)}, relu_of_linear, 1000});
+    check_graph(&(graph){"relu of a bias", 3, 2, {F32(4, 0), F32(9, 0), F32(9)}, relu_of_linear, 1});
     check_graph(&(graph){"heads", 1, 2, {F32(2, 17, 32)}, heads, 60});
+}
+
+/* Products that the library computes. */
+TEST(cuda_plan, large_products) {
+    NEED_DEVICE;
+    const int n = wkt_quick() ? 7 : 15;
+    check_rounds(&(graph){"linear", 3, 4, {F32(2, 210, 400), F32(430, 400), F32(430)}, linears, 1000}, n);
+    check_rounds(
+        &(graph){"strided", 3, 4, {F32(4, 10, 9001), F32(800, 9000), F32(1600)}, strided_linear, 20000}, n);
+    check_rounds(&(graph){"products", 2, 5, {F32(2, 48, 6, 512), F32(512, 512)}, products, 3000}, n);
+    check_rounds(&(graph){"relu", 3, 2, {F32(300, 600), F32(400, 600), F32(400)}, relu_of_linear, 1000}, n);
 }
 
 TEST(cuda_plan, convolution) {
@@ -837,4 +833,63 @@ TEST(cuda_plan, contexts_run_side_by_side) {
         pthread_join(thread[i], NULL);
         CHECK(loss[i] == alone);
     }
+}
+
+TEST(cuda_plan, everything_is_freed) {
+    NEED_DEVICE;
+    double loss;
+    int64_t live = wki_alloc_live();
+    train_alone(&loss);
+    CHECK_EQ_I(wki_alloc_live(), live);
+}
+
+/* Four calls of a small step with products, in-place updates and a gradient; the sum of the losses, NAN on
+ * failure. */
+static double few_steps(int64_t fail_at) {
+    wk_ctx *c = wk_ctx_new(NULL);
+    double sum = 0;
+    wk_seed(c, 3);
+    wk_use_device(c, WK_CUDA);
+    wki_alloc_fail_once(fail_at);
+    wk_module *m = wk_nn_linear(c, 600, 20, true);
+    train_job job = {m, model_adamw(c, m, NULL)};
+    wk_compiled *f = wk_compile(c, train_step, &job, NULL);
+    for (int i = 0; i < 4 && f && job.optim; i++) {
+        float x[2 * 600];
+        for (int k = 0; k < 2 * 600; k++)
+            x[k] = (float)((k + i) % 11) / 11;
+        wk_scope_begin(c);
+        wk_tensor *in[2] = {wk_from_data(c, WK_F32, SIZE(2, 600), x),
+                            wk_from_data(c, WK_I64, SIZE(2), (int64_t[]){3, 7})};
+        sum += wk_item(wk_call(f, in, 2));
+        wk_scope_end(c);
+    }
+    wki_alloc_fail_once(0);
+    if (wk_failed(c) || !f || !job.optim) {
+        wk_error e = {.status = WK_NOMEM};
+        if (wk_failed(c))
+            wk_error_take(c, &e);
+        if (e.status != WK_NOMEM)
+            FAIL("allocation %lld fails: %s", (long long)fail_at, e.message);
+        sum = NAN;
+    }
+    wk_ctx_free(c);
+    return sum;
+}
+
+/* Whichever allocation of the host fails, the context reports it, nothing leaks, and the next one works. */
+TEST(cuda_plan, any_allocation_may_fail) {
+    NEED_DEVICE;
+    wk_ctx *keep = wk_ctx_new(NULL); /* the runtime stays, with its kernels and plans */
+    double want = few_steps(0);
+    int64_t before = wki_alloc_count();
+    CHECK(few_steps(0) == want);
+    int64_t n = wki_alloc_count() - before, live = wki_alloc_live(), step = wkt_quick() ? 7 : 1;
+    for (int64_t i = 1 + (int64_t)wkt_below((uint64_t)step); i <= n; i += step) {
+        double got = few_steps(i);
+        CHECK(isnan(got) || got == want); /* an optimisation may do without */
+        CHECK_EQ_I(wki_alloc_live(), live);
+    }
+    CHECK(few_steps(0) == want);
+    wk_ctx_free(keep);
 }

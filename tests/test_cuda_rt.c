@@ -370,7 +370,8 @@ static void run_vector_add(gpu *g, wki_cu_function *f, long long n) {
     CALL(wki_cu_copy_h2d, g->s, db, b, bytes);
     CALL(wki_cu_fill8, g->s, dc, 0xff, bytes);
     void *params[] = {&da, &db, &dc, &n};
-    const wki_cu_kernel k = {f, {(unsigned)((n + 255) / 256), 1, 1}, {256, 1, 1}, 0, params, "vector_add"};
+    const wki_cu_kernel k = {f,    {(unsigned)((n + 255) / 256), 1, 1}, {256, 1, 1}, 0, params, "vector_add",
+                             false};
     CALL(wki_cu_launch, g->s, &k);
     CALL(wki_cu_read, g->s, c, dc, bytes);
     for (long long i = 0; i < n; i++)
@@ -406,7 +407,7 @@ TEST(cuda_rt, launches_kernels) {
 
     CHECK_EQ_I(wki_cu_module_function(g.dev, m, "no_such", 0, &none, &g.err), WKI_CU_FAILED);
     CHECK(strstr(g.err.text, "no_such: cuModuleGetFunction: CUDA_ERROR_NOT_FOUND") == g.err.text);
-    const wki_cu_kernel too_big = {f, {1, 1, 1}, {4096, 1, 1}, 0, NULL, "too_big"};
+    const wki_cu_kernel too_big = {f, {1, 1, 1}, {4096, 1, 1}, 0, NULL, "too_big", false};
     CHECK_EQ_I(wki_cu_launch(g.s, &too_big, &g.err), WKI_CU_FAILED);
     CHECK(strstr(g.err.text, "too_big: cuLaunchKernel: CUDA_ERROR_INVALID_VALUE") == g.err.text);
     CHECK(strstr(g.err.text, "block 4096 x 1 x 1"));
@@ -436,7 +437,7 @@ TEST(cuda_rt, large_shared_memory) {
     for (int i = 0; i < 20000; i++)
         host[i] = i;
     CALL(wki_cu_copy_h2d, g.s, p, host, 80000);
-    const wki_cu_kernel k = {f, {1, 1, 1}, {512, 1, 1}, 80000, (void *[]){&p}, "turn"};
+    const wki_cu_kernel k = {f, {1, 1, 1}, {512, 1, 1}, 80000, (void *[]){&p}, "turn", false};
     CALL(wki_cu_launch, g.s, &k);
     CALL(wki_cu_read, g.s, host, p, 80000);
     for (int i = 0; i < 20000; i++)
@@ -687,7 +688,7 @@ TEST(cuda_rt, graph_with_a_ring_of_arguments) {
     CALL(wki_cu_ring_create, g.s, 4, sizeof(arguments), &ring);
 
     /* Two kernels in a row: the second does the same again, so the graph has two nodes. */
-    const wki_cu_kernel one = {f, {1, 1, 1}, {256, 1, 1}, 0, (void *[]){&block}, "scale"},
+    const wki_cu_kernel one = {f, {1, 1, 1}, {256, 1, 1}, 0, (void *[]){&block}, "scale", false},
                         two[2] = {one, one};
     CALL(wki_cu_capture_begin, g.s);
     CHECK(wki_cu_capturing(g.s));
@@ -734,6 +735,49 @@ TEST(cuda_rt, graph_with_a_ring_of_arguments) {
 }
 
 /* A product and a kernel that uses it, replayed over changing inputs. */
+TEST(cuda_rt, graph_whose_first_kernel_gets_new_arguments) {
+    gpu g;
+    NEED_GPU(&g);
+    enum { LAUNCHES = 64 };
+    static const wki_nvrtc_source source = {
+        .text =
+            "extern \"C\" __global__ void keep(float *a, float v) { *a = v; }\n"
+            "extern \"C\" __global__ void append(const float *a, float *out, int *n) { out[(*n)++] = *a; }\n",
+        .name = "append.cu"};
+    wki_cu_module *m;
+    wki_cu_function *keep, *append;
+    wki_cu_ptr a, out, n;
+    wki_cu_graph *graph;
+    float v = 0, want[LAUNCHES], got[LAUNCHES];
+    CALL(wki_cu_module_get, g.dev, &source, &m);
+    CALL(wki_cu_module_function, g.dev, m, "keep", 0, &keep);
+    CALL(wki_cu_module_function, g.dev, m, "append", 0, &append);
+    CALL(wki_cu_alloc, g.s, sizeof v, "a", &a);
+    CALL(wki_cu_alloc, g.s, sizeof got, "out", &out);
+    CALL(wki_cu_alloc, g.s, sizeof(int), "n", &n);
+    CALL(wki_cu_fill32, g.s, n, 0, 1);
+    const wki_cu_kernel first = {keep, {1, 1, 1}, {1, 1, 1}, 0, (void *[]){&a, &v}, "keep", false},
+                        then = {append, {1, 1, 1}, {1, 1, 1}, 0, (void *[]){&a, &out, &n}, "append", false};
+    CALL(wki_cu_capture_begin, g.s);
+    CALL(wki_cu_launch, g.s, &first);
+    CALL(wki_cu_launch, g.s, &then);
+    CALL(wki_cu_capture_end, g.s, &graph);
+    CHECK_EQ_I(wki_cu_graph_first(graph, &first, &g.err), WKI_CU_INVALID);
+    CALL(wki_cu_graph_instantiate, graph);
+    for (int i = 0; i < LAUNCHES; i++) { /* none waits for the one before it */
+        v = want[i] = (float)wkt_normal();
+        CALL(wki_cu_graph_first, graph, &first);
+        CALL(wki_cu_graph_launch, graph, g.s);
+    }
+    CALL(wki_cu_read, g.s, got, out, sizeof got);
+    CHECK_MEM(got, want, sizeof want);
+    wki_cu_graph_destroy(graph);
+    CALL(wki_cu_free, g.s, a);
+    CALL(wki_cu_free, g.s, out);
+    CALL(wki_cu_free, g.s, n);
+    gpu_close(&g);
+}
+
 TEST(cuda_rt, graph_with_a_product) {
     gpu g;
     NEED_GPU(&g);
@@ -825,7 +869,7 @@ TEST(cuda_rt, memory_moves_between_streams_in_order) {
     CALL(wki_cu_module_function, g.dev, m, "slow", 0, &f);
     CALL(wki_cu_stream_create, g.dev, &other);
     CALL(wki_cu_alloc, g.s, 20 * MIB, "p", &p);
-    const wki_cu_kernel k = {f, {1, 1, 1}, {256, 1, 1}, 0, (void *[]){&p, &n, &mark}, "slow"};
+    const wki_cu_kernel k = {f, {1, 1, 1}, {256, 1, 1}, 0, (void *[]){&p, &n, &mark}, "slow", false};
     CALL(wki_cu_launch, g.s, &k);
     CALL(wki_cu_free, g.s, p);
     CALL(wki_cu_alloc, other, 20 * MIB, "q", &q);

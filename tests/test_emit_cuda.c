@@ -370,6 +370,30 @@ static void random_case(kcase *c) {
     snprintf(c->title, sizeof c->title, "random program of %d instructions", c->prog.ninst);
 }
 
+/* Few long rows, walked once: several blocks share a row, and memory beside the operands. */
+static void long_rows_case(kcase *c) {
+    do {
+        if (c->prog.inst)
+            case_free(c);
+        *c = (kcase){0};
+        int64_t size[3] = {(int64_t)wkt_below(4), 8193 + (int64_t)wkt_below(12000), 0};
+        int nd = 2;
+        uint32_t red = 2;
+        if (wkt_below(2)) { /* columns of two dimensions around the rows */
+            size[2] = 90 + (int64_t)wkt_below(40);
+            size[1] = size[0];
+            size[0] = 92 + (int64_t)wkt_below(40);
+            nd = 3;
+            red = 5;
+        }
+        wki_order_domain(&c->run, nd, size, red);
+        draw_program(c, true);
+        draw_numbers(c);
+        draw_operands(c);
+    } while (c->run.col || wki_cu_scratch_of(&c->run).counts == 0);
+    snprintf(c->title, sizeof c->title, "random program of %d instructions in long rows", c->prog.ninst);
+}
+
 /* Index and random numbers where four neighbours go together, in the logical order or another. */
 static void fours_case(kcase *c) {
     static const int64_t sizes[] = {4, 8, 12, 20, 6, 10, 5};
@@ -547,7 +571,12 @@ static void bind_case(kcase *c, wki_cu_operand *opnd, int32_t *val, int32_t *rel
     args[SLOT_SEED] = c->run.seed;
     args[SLOT_BASE] = c->seq[0];
     args[SLOT_FAULT] = (unsigned long long)(uintptr_t)&c->got_fault;
-    *b = (wki_cu_bind){opnd, val, rel, SLOT_SEED, SLOT_BASE, SLOT_FAULT};
+    *b = (wki_cu_bind){.opnd = opnd,
+                       .val_slot = val,
+                       .rng_rel = rel,
+                       .seed_slot = SLOT_SEED,
+                       .rng_base_slot = SLOT_BASE,
+                       .fault_slot = SLOT_FAULT};
 }
 
 static bool equal(const void *a, const void *b, uint8_t dtype, size_t bytes, size_t *at) {
@@ -618,6 +647,19 @@ static bool run_reference(kcase *c) {
     return CHECK(wki_loop_reference(&c->run));
 }
 
+static bool launch_kernel(kcase *c, void *lib, const wki_cu_loop_params *params,
+                          const unsigned long long *args) {
+    char symbol[64];
+    snprintf(symbol, sizeof symbol, "%s_run", c->text.name);
+    runner run = (runner)dlsym(lib, symbol);
+    if (!CHECK(run != NULL))
+        return false;
+    const char *wrong = run(params->data, args, params->grid, params->block, wkt_u64());
+    if (wrong)
+        FAIL("%s: %s", c->title, wrong);
+    return !wrong;
+}
+
 static bool run_kernel(kcase *c, void *lib) {
     unsigned long long args[SLOTS] = {0};
     wki_cu_operand opnd[MAX_OPERANDS];
@@ -625,23 +667,23 @@ static bool run_kernel(kcase *c, void *lib) {
     wki_cu_bind b;
     wki_cu_loop_params params;
     const char *why = NULL;
-    char symbol[64];
     bind_case(c, opnd, val, rel, &b, args, SLOT_POINTERS);
-    if (!wki_cu_loop_params_fill(&c->run, &b, &params, &why)) {
+    wki_cu_scratch need = wki_cu_scratch_of(&c->run);
+    void *scratch = new_memory(need.bytes);
+    int32_t *counts = calloc((size_t)need.counts + 1, sizeof *counts);
+    b.scratch = (uint64_t)(uintptr_t)scratch;
+    b.counts = (uint64_t)(uintptr_t)counts;
+    bool ok = CHECK(scratch && counts);
+    if (ok && !wki_cu_loop_params_fill(&c->run, &b, &params, &why)) {
         FAIL("%s: %s", c->title, why);
-        return false;
+        ok = false;
     }
-    if (!params.grid[0])
-        return true;
-    snprintf(symbol, sizeof symbol, "%s_run", c->text.name);
-    runner run = (runner)dlsym(lib, symbol);
-    CHECK(run != NULL);
-    if (!run)
-        return false;
-    const char *wrong = run(params.data, args, params.grid, params.block, wkt_u64());
-    if (wrong)
-        FAIL("%s: %s", c->title, wrong);
-    return !wrong;
+    ok = ok && (!params.grid[0] || launch_kernel(c, lib, &params, args));
+    for (int i = 0; ok && i < need.counts; i++)
+        CHECK_EQ_I(counts[i], 0);
+    free(counts);
+    wkt_guarded_free(scratch, need.bytes);
+    return ok;
 }
 
 /* Runs n cases that are ready but for their texts, and frees them. */
@@ -651,6 +693,8 @@ static void check_cases(kcase *c, int n) {
     for (int i = 0; i < n; i++)
         if (!wki_emit_cuda(&c[i].run, &c[i].text, &why))
             FAIL("%s: %s", c[i].title, why);
+        else if (!strstr(c[i].text.src, "const WK_U64 *args) {\n    wkl_begin();\n"))
+            FAIL("%s does not wait for the kernel before it first", c[i].title);
     append_program(&t, c, n, true);
     void *lib = build_for_cpu(t.s, &why);
     free(t.s);
@@ -680,6 +724,15 @@ TEST(emit_cuda, random_programs_equal_the_reference) {
         check_cases(c, N);
         free(c);
     }
+}
+
+TEST(emit_cuda, long_rows_equal_the_reference) {
+    enum { N = 24 };
+    kcase *c = new_cases(N);
+    for (int i = 0; i < N; i++)
+        long_rows_case(&c[i]);
+    check_cases(c, N);
+    free(c);
 }
 
 TEST(emit_cuda, fours_equal_the_reference) {

@@ -35,7 +35,8 @@ typedef struct wki_launch {
 
 enum {
     WKI_K_WORKSPACE = 1,
-    WKI_K_FIXED = 2, /* CUDA: needs fixed addresses (library call): the plan stages operands that move */
+    WKI_K_FIXED = 2,   /* CUDA: needs fixed addresses, multiples of 16 (library call): the plan sees to it */
+    WKI_K_PRODUCT = 4, /* CUDA: can share a launch with the next one */
 };
 
 typedef struct wki_kernel {

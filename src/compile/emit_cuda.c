@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
+const char wki_emit_cuda_nomem[] = "no host memory for a kernel's text";
+
 /* ---- text ---------------------------------------------------------------------------------------------- */
 
 static void vput(emitter *e, const char *format, va_list ap) {
@@ -167,7 +169,7 @@ const char *wki_cu_reduce_name(const wki_inst *in) {
     return (in->type == WKI_TF ? f : i)[in->sub];
 }
 
-static const char *dtype_type(uint8_t dtype) {
+const char *wki_cu_dtype_type(uint8_t dtype) {
     switch ((wk_dtype)dtype) {
     case WK_F32:
         return "float";
@@ -268,7 +270,7 @@ void wki_cu_put_pointers(emitter *e) {
     for (int i = 0; i < e->s.nop; i++) {
         if (!wki_cu_operand_used(e, i))
             continue;
-        const char *type = dtype_type(e->r->opnd[i].dtype), *c = i < e->p->nload ? "const " : "";
+        const char *type = wki_cu_dtype_type(e->r->opnd[i].dtype), *c = i < e->p->nload ? "const " : "";
         if (e->s.kind == WKI_CU_MULTI)
             LINE("%s%s *p%d = WKL_POINTER(%s%s, wkl_at(args, entry[%d], (int)entry[%d])) + chunk;", c, type,
                  i, c, type, 1 + 2 * i, 2 + 2 * i);
@@ -349,7 +351,7 @@ static void put_each(emitter *e, const uint8_t *need) {
             LINE("float x%d[4];", i);
             LINE("wkl_%s4(seed, seq%d, g, x%d);", prims[in->sub].name, in->a, i);
         } else if (in->code == WKI_L_STORE) {
-            LINE("%s y%d[4];", dtype_type(e->r->opnd[in->a].dtype), i);
+            LINE("%s y%d[4];", wki_cu_dtype_type(e->r->opnd[in->a].dtype), i);
         }
     }
     LINE("#pragma unroll");
@@ -400,8 +402,10 @@ static void put_each_kernel(emitter *e) {
         LINE("    high = middle;");
         LINE("}");
         LINE("const WK_U64 *entry = table + p.d[%d] + 1 + low * %d;", e->l.slot, 1 + 2 * e->s.nop);
-        LINE("const WK_U64 chunk = (blockIdx.x - table[low]) * %d, left = entry[0] - chunk;", WKI_CU_CHUNK);
-        LINE("const unsigned n = left < %d ? (unsigned)left : %d;", WKI_CU_CHUNK, WKI_CU_CHUNK);
+        LINE(
+            "const WK_U64 most = p.d[%d], chunk = (blockIdx.x - table[low]) * most, left = entry[0] - chunk;",
+            e->l.each);
+        LINE("const unsigned n = left < most ? (unsigned)left : (unsigned)most;");
         LINE("const unsigned step = blockDim.x, me = threadIdx.x;");
     } else {
         LINE("const %s n = %s;", U, wki_cu_wide_param(e, false, e->l.nrow).s);
@@ -431,6 +435,7 @@ static void put_each_kernel(emitter *e) {
 static int threads_of(wki_cu_kind kind) {
     return kind == WKI_CU_EACH || kind == WKI_CU_MULTI ? WKI_CU_THREADS
            : kind == WKI_CU_WARP                       ? WKI_CU_WARP_THREADS
+           : kind == WKI_CU_SPLIT                      ? WKI_CU_SPLIT_THREADS
                                                        : WKI_CU_MAX_THREADS;
 }
 
@@ -449,7 +454,7 @@ static bool finish(emitter *e, wki_cu_kernel_text *out) {
         return false;
     int k = snprintf(out->src, cap,
                      "typedef struct {\n    WK_U64 q[%d];\n    int d[%d];\n} %s_p;\n"
-                     "WKL_KERNEL(%d) %s(const %s_p p, const WK_U64 *args) {\n",
+                     "WKL_KERNEL(%d) %s(const %s_p p, const WK_U64 *args) {\n    wkl_begin();\n",
                      e->l.nq, e->l.nd, out->name, threads_of(e->s.kind), out->name, out->name);
     memcpy(out->src + k, e->text, e->len);
     memcpy(out->src + k + e->len, "}\n", 3);
@@ -480,7 +485,7 @@ static bool emit(const wki_loop_run *r, bool multi, wki_cu_kernel_text *out, con
         wki_free(e->text);
     }
     if (!ok && (!e || !e->why))
-        *why = "no host memory for a kernel's text";
+        *why = wki_emit_cuda_nomem;
     wki_free(e);
     return ok;
 }

@@ -3,7 +3,7 @@
  *
  * A text depends on the program, the operands' dtypes, how many dimensions are left once those that can be
  * walked as one are merged, which operands are contiguous or do not move along the innermost one, row or
- * column reduction, the bucket of the row length and the index width. Sizes, strides and addresses reach a
+ * column reduction, the bucket of the row length, whether long rows are few, and the index width. Sizes, strides and addresses reach a
  * kernel through its parameters. So one text serves many shapes; texts are named by their hash, and several
  * can share one program after wki_emit_cuda_prelude().
  *
@@ -40,7 +40,8 @@ typedef struct wki_cu_bind {
     const int32_t *val_slot;    /* narg: words that hold doubles */
     const int32_t *rng_rel;     /* nrng: added to the RNG base */
     int32_t seed_slot, rng_base_slot;
-    int32_t fault_slot; /* word that holds the address of an int32, 0 before the launch: receives op id + 1 */
+    int32_t fault_slot;       /* word that holds the address of an int32: receives op id + 1 of a fault */
+    uint64_t scratch, counts; /* addresses of what wki_cu_scratch_of asks for */
 } wki_cu_bind;
 
 enum { WKI_CU_PARAM_BYTES = 4080 };
@@ -57,12 +58,23 @@ typedef struct wki_cu_loop_params {
 /* Head of every program that holds kernels. Heap; NULL when out of memory. */
 char *wki_emit_cuda_prelude(void);
 
+/* What *why is where memory ran out. */
+extern const char wki_emit_cuda_nomem[];
+
 bool wki_emit_cuda(const wki_loop_run *r, wki_cu_kernel_text *out, const char **why);
 void wki_cu_kernel_text_free(wki_cu_kernel_text *t);
 
 /* Parameters for the kernel that wki_emit_cuda prints for r. */
 bool wki_cu_loop_params_fill(const wki_loop_run *r, const wki_cu_bind *b, wki_cu_loop_params *out,
                              const char **why);
+
+/* Memory that a launch needs besides its operands. */
+typedef struct wki_cu_scratch {
+    size_t bytes; /* of anything */
+    int counts;   /* 32-bit words: 0 before a launch, and again behind it */
+} wki_cu_scratch;
+
+wki_cu_scratch wki_cu_scratch_of(const wki_loop_run *r);
 
 /* ---- one launch for many tensors ----------------------------------------------------------------------- */
 

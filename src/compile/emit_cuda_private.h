@@ -13,6 +13,7 @@ typedef enum wki_cu_kind {
     WKI_CU_MULTI, /* likewise, of many tensors */
     WKI_CU_WARP,  /* a warp per row of at most 1024 columns */
     WKI_CU_BLOCK, /* a block per row; a warp per part of 1024 columns */
+    WKI_CU_SPLIT, /* the same, but blocks share a row: few long rows that are walked once */
     WKI_CU_COL,   /* a thread per row and part of 128 columns: neighbouring rows are neighbours in memory */
 } wki_cu_kind;
 
@@ -22,8 +23,11 @@ enum {
     WKI_CU_THREADS = 256,      /* of a block of EACH and MULTI */
     WKI_CU_WARP_THREADS = 128, /* of WARP */
     WKI_CU_MAX_THREADS = 512,  /* of BLOCK and COL */
-    WKI_CU_COL_ROWS = 64,      /* at most, of a block of COL */
-    WKI_CU_CHUNK = 4096,       /* elements of one tensor that a block of MULTI works on */
+    WKI_CU_SPLIT_THREADS = 256,
+    WKI_CU_PASS_REDUCES = 8, /* of one pass: bounds shared memory and accumulators */
+    WKI_CU_COL_ROWS = 64,    /* at most, of a block of COL */
+    WKI_CU_CHUNK = 1024,     /* elements of one tensor that a block of MULTI works on, */
+    WKI_CU_BIG_CHUNK = 4096, /* or where there are many */
 };
 
 /* How an operand moves along the columns, or in EACH along the whole domain. */
@@ -58,6 +62,8 @@ typedef struct wki_cu_layout {
     int size, stride, weight, div;
     int nrow, ncol;
     int arg, rng, seed, rng_base, fault;
+    int scratch; /* SPLIT: addresses of parts and of counts */
+    int each;    /* SPLIT: parts of a block, blocks of a row; MULTI: elements of a block */
 } wki_cu_layout;
 
 void wki_cu_shape_of(const wki_loop_run *r, bool multi, wki_cu_shape *s);
@@ -91,7 +97,8 @@ typedef struct wki_cu_emitter {
 static inline const wki_inst *inst(const emitter *e, int i) { return &e->p->inst[i]; }
 
 static inline bool rows(const emitter *e) {
-    return e->s.kind == WKI_CU_WARP || e->s.kind == WKI_CU_BLOCK || e->s.kind == WKI_CU_COL;
+    return e->s.kind == WKI_CU_WARP || e->s.kind == WKI_CU_BLOCK || e->s.kind == WKI_CU_SPLIT ||
+           e->s.kind == WKI_CU_COL;
 }
 
 static inline bool uniform(const wki_inst *in) { return in->code == WKI_L_CONST || in->code == WKI_L_ARG; }
@@ -140,6 +147,7 @@ void wki_cu_line(emitter *e, const char *format, ...) __attribute__((format(prin
 name wki_cu_value(const emitter *e, int v);
 name wki_cu_wide_param(const emitter *e, bool is_signed, int at);
 const char *wki_cu_reduce_name(const wki_inst *in);
+const char *wki_cu_dtype_type(uint8_t dtype); /* in memory */
 bool wki_cu_operand_used(const emitter *e, int op);
 bool wki_cu_any_needs_index(const emitter *e, const uint8_t *need);
 /* RNG among the values in need (NULL: all live ones). */

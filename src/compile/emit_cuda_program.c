@@ -6,9 +6,8 @@
 #include <string.h>
 
 enum {
-    MAX_PASS_REDUCES = 8, /* of one pass: bounds shared memory and accumulators */
-    KEEP_REGISTERS = 64,  /* for values kept between passes, per thread */
-    KEEP_COST = 3000,     /* instructions, roughly, of an unrolled pass */
+    KEEP_REGISTERS = 64, /* for values kept between passes, per thread */
+    KEEP_COST = 3000,    /* instructions, roughly, of an unrolled pass */
 };
 
 static bool reduces(const emitter *e, const wki_inst *in) {
@@ -131,7 +130,7 @@ bool wki_cu_analyse(emitter *e) {
                 e->pass[i] = e->pass[use[k]];
         if (reduces(e, in)) {
             int p = e->pass[i] + 1;
-            while (count[p] == MAX_PASS_REDUCES)
+            while (count[p] == WKI_CU_PASS_REDUCES)
                 p++;
             count[p]++;
             e->pass[i] = (uint8_t)p;

@@ -54,9 +54,9 @@ static void put_row_actions(emitter *e, const char *who) {
         LINE("}");
 }
 
-/* The element in column c of the row: values of pass p, checks and stores under `guard`. Reductions take
-   column e. */
-static void put_element(emitter *e, int p, const uint8_t *need, const char *guard) {
+/* The values in column c of the row that pass p computes, offsets of what it accesses, and checks under
+   `guard`. Reductions take column e. */
+static void put_values(emitter *e, int p, const uint8_t *need, const char *guard) {
     int dims = wki_cu_dims(&e->s);
     bool split = wki_cu_any_needs_index(e, need), any_store = p == e->npass + 1;
     uint8_t used[WKI_LOOP_MAX_OPERANDS] = {0};
@@ -80,17 +80,21 @@ static void put_element(emitter *e, int p, const uint8_t *need, const char *guar
     for (int i = 0; i < e->p->ninst; i++)
         if (need[i])
             wki_cu_define_value(e, i);
+    for (int i = 0; i < e->p->ninst; i++)
+        if (wki_cu_target(e, i, p) && inst(e, i)->code == WKI_L_CHECK)
+            wki_cu_put_check(e, inst(e, i), guard[0] ? wki_cu_named("%s && ", guard).s : "");
+}
+
+/* The same, and stores. */
+static void put_element(emitter *e, int p, const uint8_t *need, const char *guard) {
+    put_values(e, p, need, guard);
     for (int i = 0; i < e->p->ninst; i++) {
         const wki_inst *in = inst(e, i);
-        if (!wki_cu_target(e, i, p) || !acts(in))
+        if (!wki_cu_target(e, i, p) || in->code != WKI_L_STORE)
             continue;
-        if (in->code == WKI_L_CHECK) {
-            wki_cu_put_check(e, in, guard[0] ? wki_cu_named("%s && ", guard).s : "");
-        } else {
-            if (guard[0])
-                LINE("if (%s)", guard);
-            wki_cu_put_store(e, in, wki_cu_named("%sp%d[o%d]", guard[0] ? "    " : "", in->a, in->a).s);
-        }
+        if (guard[0])
+            LINE("if (%s)", guard);
+        wki_cu_put_store(e, in, wki_cu_named("%sp%d[o%d]", guard[0] ? "    " : "", in->a, in->a).s);
     }
 }
 
@@ -172,10 +176,34 @@ static void put_part(emitter *e, int p, const uint8_t *need, const char *c0) {
     LINE("}");
 }
 
-static void put_store_pass(emitter *e, int p, const uint8_t *need, const char *first, const char *step) {
-    LINE("#pragma unroll %d", unroll(e, need, 4));
-    LINE("for (%s c = %s; c < n; c += %s) {", e->U, first, step);
-    put_element(e, p, need, "");
+/* Columns `first`, first + step, ... below `end`. Several are computed before any is stored: what is stored may
+   be what is loaded next, for all the compiler knows, and each load would wait for the store before it. */
+static void put_store_pass(emitter *e, int p, const uint8_t *need, const char *first, const char *step,
+                           const char *end) {
+    int batch = unroll(e, need, 8);
+    LINE("for (%s b = %s; b < %s; b += %d * %s) {", e->U, first, end, batch, step);
+    for (int i = 0; i < e->p->ninst; i++)
+        if (wki_cu_target(e, i, p) && inst(e, i)->code == WKI_L_STORE) {
+            LINE("%s y%d[%d];", wki_cu_dtype_type(e->r->opnd[inst(e, i)->a].dtype), i, batch);
+            LINE("%s q%d[%d];", e->S, i, batch);
+        }
+    LINE("#pragma unroll");
+    LINE("for (int j = 0; j < %d; j++) {", batch);
+    LINE("const %s c = j * %s < %s - b ? b + j * %s : b;", e->U, step, end, step);
+    put_values(e, p, need, "");
+    for (int i = 0; i < e->p->ninst; i++)
+        if (wki_cu_target(e, i, p) && inst(e, i)->code == WKI_L_STORE) {
+            wki_cu_put_store(e, inst(e, i), wki_cu_named("y%d[j]", i).s);
+            LINE("q%d[j] = o%d;", i, inst(e, i)->a);
+        }
+    LINE("}");
+    LINE("#pragma unroll");
+    LINE("for (int j = 0; j < %d; j++)", batch);
+    LINE("    if (j * %s < %s - b) {", step, end);
+    for (int i = 0; i < e->p->ninst; i++)
+        if (wki_cu_target(e, i, p) && inst(e, i)->code == WKI_L_STORE)
+            LINE("    p%d[q%d[j]] = y%d[j];", inst(e, i)->a, i, i);
+    LINE("}");
     LINE("}");
 }
 
@@ -189,7 +217,7 @@ static void put_warp_pass(emitter *e, int p, const uint8_t *need) {
         put_part(e, p, need, "0");
         LINE("}");
     } else {
-        put_store_pass(e, p, need, "lane", "32");
+        put_store_pass(e, p, need, "lane", "32", "n");
     }
     for (int i = 0; i < e->p->ninst; i++)
         if (reduced_in(e, i, p))
@@ -250,7 +278,7 @@ static void put_shared(emitter *e) {
     }
     if (!most)
         return;
-    if (e->s.kind == WKI_CU_BLOCK)
+    if (e->s.kind == WKI_CU_BLOCK || e->s.kind == WKI_CU_SPLIT)
         LINE("__shared__ int shared[%d][%d], result[%d][1];", most, WKI_CU_ROW_PART, most);
     else
         LINE("__shared__ int shared[%d][%d], result[%d][%d];", most, WKI_CU_MAX_THREADS, most,
@@ -262,7 +290,7 @@ static void put_shared(emitter *e) {
 static void put_block_pass(emitter *e, int p, const uint8_t *need) {
     const int part = WKI_CU_ROW_PART;
     if (p > e->npass) {
-        put_store_pass(e, p, need, "threadIdx.x", "blockDim.x");
+        put_store_pass(e, p, need, "threadIdx.x", "blockDim.x", "n");
         return;
     }
     put_declarations(e, p, DECLARE_TOTAL);
@@ -285,13 +313,64 @@ static void put_block_pass(emitter *e, int p, const uint8_t *need) {
     put_results(e, p, "0");
 }
 
+/* ---- blocks that share a row ---------------------------------------------------------------------------- */
+
+/* A block leaves the results of its parts in memory and stores what is stored for their elements. The last
+   block of a row to come adds up all its parts, in order. */
+static void put_split_row(emitter *e) {
+    const int part = WKI_CU_ROW_PART;
+    uint8_t need[WKI_LOOP_MAX_INST];
+    int m = 0;
+    LINE("volatile int *sums = WKL_POINTER(volatile int, p.q[%d]) + row * nparts;", e->l.scratch);
+    LINE("for (%s part = begin + warp; part < until; part += %d) {", e->U, WKI_CU_SPLIT_THREADS / 32);
+    wki_cu_needed(e, 1, need);
+    put_declarations(e, 1, DECLARE_PAIR);
+    LINE("const %s first = part * %d, end = n - first < %d ? n : first + %d;", e->U, part, part, part);
+    put_part(e, 1, need, "first");
+    for (int i = 0; i < e->p->ninst; i++)
+        if (reduced_in(e, i, 1))
+            LINE("a%d[0] = wkl_warp_%s(a%d[0], a%d[1]);", i, wki_cu_reduce_name(inst(e, i)), i, i);
+    LINE("if (lane == 0) {");
+    for (int i = 0; i < e->p->ninst; i++)
+        if (reduced_in(e, i, 1))
+            LINE("sums[%d * nrow * nparts + part] = wkl_bits_%c(a%d[0]);", m++, type_letter(inst(e, i)), i);
+    LINE("}");
+    LINE("}");
+    if (wki_cu_needed(e, 2, need)) {
+        LINE("{");
+        LINE("const %s end = n / %d < until ? n : until * %d;", e->U, part, part);
+        put_store_pass(e, 2, need, wki_cu_named("begin * %d + threadIdx.x", part).s, "blockDim.x", "end");
+        LINE("}");
+    }
+    LINE("__threadfence();");
+    LINE("__syncthreads();");
+    LINE("if (threadIdx.x == 0)");
+    LINE("    last = atomicInc(WKL_POINTER(unsigned, p.q[%d]) + row, p.d[%d] - 1) == p.d[%d] - 1;",
+         e->l.scratch + 1, e->l.each + 1, e->l.each + 1);
+    LINE("__syncthreads();");
+    LINE("if (!last)");
+    LINE("    return;");
+    LINE("__threadfence();");
+    put_declarations(e, 1, DECLARE_TOTAL);
+    LINE("for (%s from = 0; from < nparts; from += %d) {", e->U, part);
+    LINE("const %s left = nparts - from < %d ? nparts - from : %d;", e->U, part, part);
+    LINE("for (%s q = threadIdx.x; q < left; q += blockDim.x) {", e->U);
+    for (int k = 0; k < m; k++)
+        LINE("shared[%d][q] = sums[%d * nrow * nparts + from + q];", k, k);
+    LINE("}");
+    put_add_parts(e, 1, "threadIdx.x == 0", "left", "q", "0");
+    LINE("}");
+    put_results(e, 1, "0");
+    put_row_values(e, 1);
+}
+
 /* ---- a thread per row and part ------------------------------------------------------------------------- */
 
 static void put_col_pass(emitter *e, int p, const uint8_t *need) {
     const int part = WKI_CU_COL_PART;
     if (p > e->npass) {
         LINE("if (live) {");
-        put_store_pass(e, p, need, "threadIdx.y", "blockDim.y");
+        put_store_pass(e, p, need, "threadIdx.y", "blockDim.y", "n");
         LINE("}");
         return;
     }
@@ -324,6 +403,14 @@ void wki_cu_put_row_kernel(emitter *e) {
         LINE("const %s row = ((%s)blockIdx.x * blockDim.x + threadIdx.x) / 32;", U, U);
         LINE("if (row >= nrow)");
         LINE("    return;");
+    } else if (kind == WKI_CU_SPLIT) {
+        LINE("__shared__ int last;");
+        LINE("const unsigned lane = threadIdx.x %% 32, warp = threadIdx.x / 32;");
+        LINE("const %s nparts = (n + %d) / %d, row = blockIdx.x / p.d[%d];", U, WKI_CU_ROW_PART - 1,
+             WKI_CU_ROW_PART, e->l.each + 1);
+        LINE("const %s begin = (blockIdx.x - row * p.d[%d]) * p.d[%d];", U, e->l.each + 1, e->l.each);
+        LINE("const %s until = nparts - begin < p.d[%d] ? nparts : begin + p.d[%d];", U, e->l.each,
+             e->l.each);
     } else if (kind == WKI_CU_BLOCK) {
         LINE("const unsigned lane = threadIdx.x %% 32, warp = threadIdx.x / 32;");
         LINE("const %s nparts = (n + %d) / %d, row = blockIdx.x;", U, WKI_CU_ROW_PART - 1, WKI_CU_ROW_PART);
@@ -339,7 +426,9 @@ void wki_cu_put_row_kernel(emitter *e) {
     wki_cu_put_uniforms(e);
     put_row_start(e);
     put_row_values(e, 0);
-    for (int p = 1; p <= e->npass + 1; p++) {
+    if (kind == WKI_CU_SPLIT)
+        put_split_row(e);
+    for (int p = 1; kind != WKI_CU_SPLIT && p <= e->npass + 1; p++) {
         uint8_t need[WKI_LOOP_MAX_INST];
         if (wki_cu_needed(e, p, need)) {
             LINE("/* pass %d */", p);
@@ -349,7 +438,7 @@ void wki_cu_put_row_kernel(emitter *e) {
         }
         put_row_values(e, p);
     }
-    put_row_actions(e, kind == WKI_CU_WARP    ? "lane == 0"
-                       : kind == WKI_CU_BLOCK ? "threadIdx.x == 0"
-                                              : "live && threadIdx.y == 0");
+    put_row_actions(e, kind == WKI_CU_WARP  ? "lane == 0"
+                       : kind == WKI_CU_COL ? "live && threadIdx.y == 0"
+                                            : "threadIdx.x == 0");
 }

@@ -70,6 +70,11 @@ static int merge(dim *d, int n, int nop, bool rng) {
 
 /* ---- classifying --------------------------------------------------------------------------------------- */
 
+enum {
+    ENOUGH_BLOCKS = 264, /* two for each multiprocessor of a large device */
+    SPLIT_PARTS = 8,     /* of a row at least */
+};
+
 /* Nothing is done once per row: ROW loads do not depend on the column. Then rows and columns are all the
    same. */
 static bool rowless(const wki_loop_run *r) {
@@ -149,6 +154,24 @@ static bool by_fours(const wki_cu_shape *s) {
     return any;
 }
 
+/* Is a row walked once: do no element's store or check and no reduction need another reduction? */
+static bool one_pass(const wki_loop *p) {
+    bool behind[WKI_LOOP_MAX_INST] = {0};
+    int nreduce = 0;
+    for (int i = 0; i < p->ninst; i++) {
+        const wki_inst *in = &p->inst[i];
+        int16_t use[3];
+        for (int k = 0, n = wki_cu_uses(in, use); k < n; k++)
+            behind[i] |= use[k] >= 0 && use[k] < i && behind[use[k]];
+        bool reduces = in->code == WKI_L_REDUCE && in->level == WKI_ROWV;
+        if (behind[i] && (reduces || (acts(in) && in->level != WKI_ROWV)))
+            return false;
+        behind[i] |= reduces;
+        nreduce += reduces;
+    }
+    return nreduce > 0 && nreduce <= WKI_CU_PASS_REDUCES;
+}
+
 static void choose_kind(const wki_loop_run *r, bool rows, wki_cu_shape *s) {
     if (!rows) {
         s->kind = WKI_CU_EACH;
@@ -160,7 +183,8 @@ static void choose_kind(const wki_loop_run *r, bool rows, wki_cu_shape *s) {
         s->chunks = (int)((s->ncol + 31) / 32);
         s->chunks = s->chunks < 1 ? 1 : s->chunks <= 4 ? s->chunks : (s->chunks + 3) / 4 * 4;
     } else {
-        s->kind = WKI_CU_BLOCK;
+        bool few = s->nrow < ENOUGH_BLOCKS / 2 && s->ncol > SPLIT_PARTS * WKI_CU_ROW_PART;
+        s->kind = few && one_pass(r->prog) ? WKI_CU_SPLIT : WKI_CU_BLOCK;
     }
 }
 
@@ -228,10 +252,12 @@ void wki_cu_shape_of(const wki_loop_run *r, bool multi, wki_cu_shape *s) {
 void wki_cu_layout_of(const wki_loop *p, const wki_cu_shape *s, wki_cu_layout *l) {
     int dims = wki_cu_dims(s), nq = 0, nd = 0;
     int *wide = s->wide ? &nq : &nd;
+    *l = (wki_cu_layout){0};
 #define TAKE(field, from, n) (l->field = *(from), *(from) += (n))
     if (s->kind == WKI_CU_MULTI) {
         TAKE(base, &nq, 1);
         TAKE(slot, &nd, 1);
+        TAKE(each, &nd, 1);
     } else {
         TAKE(base, &nq, s->nop);
         TAKE(slot, &nd, s->nop);
@@ -241,6 +267,10 @@ void wki_cu_layout_of(const wki_loop *p, const wki_cu_shape *s, wki_cu_layout *l
         TAKE(stride, wide, s->nop * dims);
         TAKE(weight, wide, s->rng ? dims : 0);
         TAKE(div, &nd, s->wide ? 0 : 2 * dims);
+    }
+    if (s->kind == WKI_CU_SPLIT) {
+        TAKE(scratch, &nq, 2);
+        TAKE(each, &nd, 2);
     }
     TAKE(arg, &nd, p->narg);
     TAKE(rng, &nd, p->nrng);
@@ -320,8 +350,6 @@ static int pow2_at_least(int64_t n, int limit) {
     return p;
 }
 
-enum { ENOUGH_BLOCKS = 264 }; /* two for each multiprocessor of a large device */
-
 /* x: neighbouring rows, 8 floats being the least that a memory access fetches; y: parts. Narrow blocks where
    wide ones would be few. */
 static void col_block(const wki_cu_shape *s, bool stores, unsigned block[3]) {
@@ -336,6 +364,16 @@ static void col_block(const wki_cu_shape *s, bool stores, unsigned block[3]) {
         x *= 2;
     block[0] = (unsigned)x;
     block[1] = (unsigned)y;
+}
+
+/* SPLIT: parts for a block, a few for each of its warps. */
+static int64_t parts_each(const wki_cu_shape *s) {
+    int64_t warps = WKI_CU_SPLIT_THREADS / 32, parts = blocks(s->ncol, WKI_CU_ROW_PART);
+    return blocks(blocks(parts * s->nrow, ENOUGH_BLOCKS), warps) * warps;
+}
+
+static int64_t row_blocks(const wki_cu_shape *s) {
+    return blocks(blocks(s->ncol, WKI_CU_ROW_PART), parts_each(s));
 }
 
 /* false: more blocks than a grid holds. */
@@ -357,6 +395,10 @@ static bool choose_grid(const wki_cu_shape *s, const wki_loop *p, wki_cu_loop_pa
         n = s->nrow;
         break;
     }
+    case WKI_CU_SPLIT:
+        out->block[0] = WKI_CU_SPLIT_THREADS;
+        n = s->nrow * row_blocks(s);
+        break;
     case WKI_CU_COL: {
         bool stores = false;
         for (int i = 0; i < p->ninst; i++)
@@ -399,11 +441,30 @@ bool wki_cu_loop_params_fill(const wki_loop_run *r, const wki_cu_bind *b, wki_cu
             put_division(&f, l.div + 2 * d, s.size[d]);
     }
     put_shared(&f, &l, p, b, s.rng, has_code(p, WKI_L_CHECK));
+    if (s.kind == WKI_CU_SPLIT && s.nrow) {
+        f.q[l.scratch] = b->scratch;
+        f.q[l.scratch + 1] = b->counts;
+        f.d[l.each] = (int32_t)parts_each(&s);
+        f.d[l.each + 1] = (int32_t)row_blocks(&s);
+    }
     if (!choose_grid(&s, p, out)) {
         *why = "a loop has too many rows for a CUDA grid";
         return false;
     }
     return true;
+}
+
+wki_cu_scratch wki_cu_scratch_of(const wki_loop_run *r) {
+    wki_cu_shape s;
+    int64_t reduces = 0;
+    wki_cu_shape_of(r, false, &s);
+    if (s.kind != WKI_CU_SPLIT)
+        return (wki_cu_scratch){0};
+    for (int i = 0; i < r->prog->ninst; i++)
+        reduces += r->prog->inst[i].code == WKI_L_REDUCE;
+    return (wki_cu_scratch){.bytes = (size_t)(reduces * s.nrow * blocks(s.ncol, WKI_CU_ROW_PART)) *
+                                     sizeof(int32_t),
+                            .counts = (int)s.nrow};
 }
 
 /* ---- many tensors -------------------------------------------------------------------------------------- */
@@ -437,6 +498,15 @@ bool wki_cu_multi_joins(const wki_loop_run *first, const wki_loop_run *r) {
     return true;
 }
 
+enum { BIG_LAUNCH = 1 << 22 }; /* elements: enough blocks also with large chunks */
+
+static int64_t elements(const wki_loop_run *r) {
+    int64_t n = 1;
+    for (int d = 0; d < r->ndim; d++)
+        n *= r->size[d];
+    return n;
+}
+
 static size_t entry_words(const wki_loop *p) { return 1 + 2 * (size_t)(p->nload + p->nstore); }
 
 size_t wki_cu_multi_words(const wki_loop *prog, int n) {
@@ -458,13 +528,16 @@ bool wki_cu_multi_fill(const wki_loop_run *const *r, const wki_cu_bind *b, int n
     f.q[l.base] = at;
     f.d[l.slot] = n;
     put_shared(&f, &l, p, &b[0], s.rng, has_code(p, WKI_L_CHECK));
+    double all = 0;
+    for (int t = 0; t < n; t++)
+        all += (double)elements(r[t]);
+    int each = all > BIG_LAUNCH ? WKI_CU_BIG_CHUNK : WKI_CU_CHUNK;
+    f.d[l.each] = each;
     uint64_t chunk = 0, *e = table + n + 1;
     for (int t = 0; t < n; t++) {
-        int64_t numel = 1;
-        for (int d = 0; d < r[t]->ndim; d++)
-            numel *= r[t]->size[d];
+        int64_t numel = elements(r[t]);
         table[t] = chunk;
-        chunk += (uint64_t)blocks(numel, WKI_CU_CHUNK);
+        chunk += (uint64_t)blocks(numel, each);
         *e++ = (uint64_t)numel;
         for (int i = 0; i < s.nop; i++) {
             *e++ = b[t].opnd[i].base;

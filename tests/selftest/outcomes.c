@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -65,4 +66,21 @@ TEST(dies, hangs) {
     for (;;)
         pause();
 }
+/* Side by side, the lines of these would mix. */
+static void print_slowly(const char *who) {
+    for (int i = 0; i < 3; i++) {
+        printf("%s %d\n", who, i);
+        fflush(stdout);
+        fprintf(stderr, "%s %d, aside\n", who, i);
+        usleep(100000);
+    }
+}
+TEST(prints, slow) {
+    usleep(300000);
+    print_slowly("slow");
+}
+TEST(prints, one) { print_slowly("one"); }
+TEST(prints, two) { print_slowly("two"); }
+TEST(prints, three) { print_slowly("three"); }
+
 TEST(last, still_runs) { CHECK(1); }

@@ -188,6 +188,7 @@ typedef struct wki_cu_kernel {
     unsigned smem;    /* dynamic shared memory, bytes */
     void **params;    /* pointers to the arguments, read during the call */
     const char *name; /* for messages; may be NULL */
+    bool overlap;     /* it waits for the kernel before it by itself (griddepcontrol.wait) */
 } wki_cu_kernel;
 
 int wki_cu_launch(wki_cu_stream *s, const wki_cu_kernel *k, wki_cu_error *err);
@@ -251,6 +252,8 @@ size_t wki_cu_graph_nodes(const wki_cu_graph *g);
 int wki_cu_graph_instantiate(wki_cu_graph *g, wki_cu_error *err); /* before the next two */
 int wki_cu_graph_upload(wki_cu_graph *g, wki_cu_stream *s, wki_cu_error *err);
 int wki_cu_graph_launch(wki_cu_graph *g, wki_cu_stream *s, wki_cu_error *err);
+/* New arguments, for the launches that follow, of the kernel that the graph begins with; its grid stays. */
+int wki_cu_graph_first(wki_cu_graph *g, const wki_cu_kernel *k, wki_cu_error *err);
 void wki_cu_graph_destroy(wki_cu_graph *g); /* not while it runs */
 
 /* ---- Argument ring --------------------------------------------------------------------------------------- */

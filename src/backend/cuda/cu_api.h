@@ -18,6 +18,25 @@ typedef struct CUfunc_st *wki_cufunction;
 typedef struct CUgraph_st *wki_cugraph;
 typedef struct CUgraphNode_st *wki_cugraphnode;
 typedef struct CUgraphExec_st *wki_cugraphexec;
+typedef struct wki_culaunchattr {
+    int id;
+    char pad[4];
+    int value; /* of a union of 64 bytes */
+    char more[60];
+} wki_culaunchattr;
+typedef struct wki_culaunchconfig {
+    unsigned int grid[3], block[3], smem;
+    wki_custream stream;
+    wki_culaunchattr *attrs;
+    unsigned int n_attrs;
+} wki_culaunchconfig;
+typedef struct wki_cukernelnode {
+    wki_cufunction function;
+    unsigned int grid[3], block[3], smem;
+    void **params, **extra;
+    void *kernel;
+    wki_cucontext context;
+} wki_cukernelnode;
 typedef unsigned long long wki_cudeviceptr;
 typedef int wki_cudeviceattr;
 typedef int wki_cufuncattr;
@@ -65,6 +84,7 @@ typedef struct wki_ltheuristic {
     C(ATTR_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)                                          \
     C(ATTR_MINOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)                                          \
     C(ATTR_SMEM_OPTIN, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 97)                            \
+    C(LAUNCH_OVERLAP, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 6)                              \
     C(FUNC_SMEM, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 8)
 #define WKI_LT_CONSTANTS(C)                                                                                  \
     C(LT_NOT_SUPPORTED, CUBLAS_STATUS_NOT_SUPPORTED, 15)                                                     \
@@ -144,9 +164,14 @@ enum {
       (wki_cufunction function, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,          \
        unsigned int by, unsigned int bz, unsigned int smem, wki_custream stream, void **params,              \
        void **extra))                                                                                        \
+    F(wki_curesult, cuLaunchKernelEx,                                                                        \
+      (const wki_culaunchconfig *config, wki_cufunction function, void **params, void **extra))              \
     F(wki_curesult, cuStreamBeginCapture_v2, (wki_custream stream, wki_cucapturemode mode))                  \
     F(wki_curesult, cuStreamEndCapture, (wki_custream stream, wki_cugraph * graph))                          \
     F(wki_curesult, cuGraphGetNodes, (wki_cugraph graph, wki_cugraphnode * nodes, size_t * count))           \
+    F(wki_curesult, cuGraphGetRootNodes, (wki_cugraph graph, wki_cugraphnode * nodes, size_t * count))       \
+    F(wki_curesult, cuGraphExecKernelNodeSetParams_v2,                                                       \
+      (wki_cugraphexec exec, wki_cugraphnode node, const wki_cukernelnode *params))                          \
     F(wki_curesult, cuGraphInstantiateWithFlags,                                                             \
       (wki_cugraphexec * exec, wki_cugraph graph, unsigned long long flags))                                 \
     F(wki_curesult, cuGraphUpload, (wki_cugraphexec exec, wki_custream stream))                              \

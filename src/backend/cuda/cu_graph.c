@@ -8,6 +8,7 @@ struct wki_cu_graph {
     wki_cugraph graph;
     wki_cugraphexec exec; /* NULL until instantiated */
     size_t nodes;
+    wki_cugraphnode first; /* NULL: not the only one without a predecessor */
 };
 
 /* ---- Capture --------------------------------------------------------------------------------------------- */
@@ -55,6 +56,11 @@ int wki_cu_capture_end(wki_cu_stream *s, wki_cu_graph **out, wki_cu_error *err) 
     int code = end_capture(s, &g->graph, err);
     if (!code)
         code = WKI_DRV(s->dev->cu, err, cuGraphGetNodes, g->graph, NULL, &g->nodes);
+    size_t roots = 0;
+    if (!code)
+        code = WKI_DRV(s->dev->cu, err, cuGraphGetRootNodes, g->graph, NULL, &roots);
+    if (!code && roots == 1)
+        code = WKI_DRV(s->dev->cu, err, cuGraphGetRootNodes, g->graph, &g->first, &roots);
     if (code) {
         wki_cu_graph_destroy(g);
         return code;
@@ -97,6 +103,20 @@ int wki_cu_graph_upload(wki_cu_graph *g, wki_cu_stream *s, wki_cu_error *err) {
 int wki_cu_graph_launch(wki_cu_graph *g, wki_cu_stream *s, wki_cu_error *err) {
     int code = enter_ready(g, err);
     return code ? code : WKI_DRV(g->dev->cu, err, cuGraphLaunch, g->exec, s->handle);
+}
+
+int wki_cu_graph_first(wki_cu_graph *g, const wki_cu_kernel *k, wki_cu_error *err) {
+    int code = enter_ready(g, err);
+    if (code)
+        return code;
+    if (!g->first)
+        return wki_cu_fail(err, WKI_CU_INVALID, "the graph does not begin with one kernel");
+    wki_cukernelnode node = {.function = k->function,
+                             .grid = {k->grid[0], k->grid[1], k->grid[2]},
+                             .block = {k->block[0], k->block[1], k->block[2]},
+                             .smem = k->smem,
+                             .params = k->params};
+    return WKI_DRV(g->dev->cu, err, cuGraphExecKernelNodeSetParams_v2, g->exec, g->first, &node);
 }
 
 void wki_cu_graph_destroy(wki_cu_graph *g) {

@@ -179,9 +179,27 @@ void wki_cu_module_cache_destroy(wki_cu_device *dev, wki_cu_module_cache *cache)
 
 /* ---- Launching ------------------------------------------------------------------------------------------- */
 
+/* Devices from Hopper on; graphs know such edges since CUDA 12.3. */
+static bool can_overlap(const wki_cu_device *dev) {
+    return dev->info.major >= 9 && dev->cu->driver_version >= 12030;
+}
+
+static int launch_overlapping(wki_cu_stream *s, const wki_cu_kernel *k, wki_cu_error *err) {
+    wki_culaunchattr attr = {.id = WKI_LAUNCH_OVERLAP, .value = 1};
+    wki_culaunchconfig config = {.grid = {k->grid[0], k->grid[1], k->grid[2]},
+                                 .block = {k->block[0], k->block[1], k->block[2]},
+                                 .smem = k->smem,
+                                 .stream = s->handle,
+                                 .attrs = &attr,
+                                 .n_attrs = 1};
+    return WKI_DRV(s->dev->cu, err, cuLaunchKernelEx, &config, k->function, k->params, NULL);
+}
+
 static int launch(wki_cu_stream *s, const wki_cu_kernel *k, wki_cu_error *err) {
-    int code = WKI_DRV(s->dev->cu, err, cuLaunchKernel, k->function, k->grid[0], k->grid[1], k->grid[2],
-                       k->block[0], k->block[1], k->block[2], k->smem, s->handle, k->params, NULL);
+    int code = k->overlap && can_overlap(s->dev)
+                   ? launch_overlapping(s, k, err)
+                   : WKI_DRV(s->dev->cu, err, cuLaunchKernel, k->function, k->grid[0], k->grid[1], k->grid[2],
+                             k->block[0], k->block[1], k->block[2], k->smem, s->handle, k->params, NULL);
     if (code) {
         wki_cu_fail_more(err, ", grid %u x %u x %u, block %u x %u x %u, %u bytes of shared memory",
                          k->grid[0], k->grid[1], k->grid[2], k->block[0], k->block[1], k->block[2], k->smem);

@@ -10,34 +10,41 @@
 
 #include <pthread.h>
 
-/* Hand-written kernels: F(family, name), a family being one program. */
+/* Hand-written kernels: F(family, name, parameters, threads of a block, blocks that fit a multiprocessor at
+ * least, or 0). A family is a text that holds the kernel's body, NAME_body; each kernel is a program of its
+ * own, compiled when it is needed. */
 #define WKK_KERNELS(F)                                                                                       \
-    F(COPY, wkk_copy1)                                                                                       \
-    F(COPY, wkk_copy4)                                                                                       \
-    F(COPY, wkk_copy8)                                                                                       \
-    F(COPY, wkk_copy_flat)                                                                                   \
-    F(COPY, wkk_attr_floats)                                                                                 \
-    F(COPY, wkk_pad_slice)                                                                                   \
-    F(PRODUCT, wkk_product_small)                                                                            \
-    F(CONV, wkk_conv_im2col)                                                                                 \
-    F(CONV, wkk_conv_col2im)                                                                                 \
-    F(CONV, wkk_conv_bias)                                                                                   \
-    F(CONV, wkk_conv_sum)                                                                                    \
-    F(POOL, wkk_max_pool)                                                                                    \
-    F(POOL, wkk_pool_grad_small)                                                                             \
-    F(POOL, wkk_pool_grad_large)                                                                             \
-    F(POOL, wkk_pool_grad_clear)                                                                             \
-    F(POOL, wkk_pool_grad_mark)                                                                              \
-    F(POOL, wkk_pool_grad_sum)                                                                               \
-    F(POOL, wkk_max_pool_gather)                                                                             \
-    F(INDEX, wkk_embedding_rows)                                                                             \
-    F(INDEX, wkk_embedding_index)                                                                            \
-    F(INDEX, wkk_embedding_sum)                                                                              \
-    F(WIDE, wkk_cast_wide)                                                                                   \
-    F(WIDE, wkk_compare_wide)
+    F(COPY, wkk_copy1, wkk_copy, WKK_THREADS, 0)                                                             \
+    F(COPY, wkk_copy4, wkk_copy, WKK_THREADS, 0)                                                             \
+    F(COPY, wkk_copy8, wkk_copy, WKK_THREADS, 0)                                                             \
+    F(COPY, wkk_copy16, wkk_copy, WKK_THREADS, 0)                                                            \
+    F(COPY, wkk_copy_flat, wkk_copy, WKK_THREADS, 0)                                                         \
+    F(COPY, wkk_set_args, wkk_words, WKK_THREADS, 0)                                                         \
+    F(COPY, wkk_attr_floats, wkk_attrs, WKK_THREADS, 0)                                                      \
+    F(COPY, wkk_pad_slice, wkk_pad, WKK_THREADS, 0)                                                          \
+    F(PRODUCT, wkk_products16, wkk_products, WKK_THREADS, 2)                                                 \
+    F(PRODUCT, wkk_products32, wkk_products, WKK_THREADS, 2)                                                 \
+    F(PRODUCT, wkk_relu, wkk_relu_params, WKK_THREADS, 0)                                                    \
+    F(CONV, wkk_conv16, wkk_conv, WKK_CONV_THREADS, 0)                                                       \
+    F(CONV, wkk_conv32, wkk_conv, WKK_CONV_THREADS, 6)                                                       \
+    F(CONV, wkk_conv64, wkk_conv, WKK_CONV_THREADS, 0)                                                       \
+    F(CONV, wkk_conv_dw16, wkk_conv_dw, WKK_THREADS, 2)                                                      \
+    F(CONV, wkk_conv_dw32, wkk_conv_dw, WKK_THREADS, 2)                                                      \
+    F(POOL, wkk_max_pool, wkk_pool, WKK_THREADS, 0)                                                          \
+    F(POOL, wkk_pool_grad_small, wkk_pool_grad, WKK_THREADS, 0)                                              \
+    F(POOL, wkk_pool_grad_large, wkk_pool_grad, WKK_THREADS, 0)                                              \
+    F(POOL, wkk_pool_grad_clear, wkk_pool_grad, WKK_THREADS, 0)                                              \
+    F(POOL, wkk_pool_grad_mark, wkk_pool_grad, WKK_THREADS, 0)                                               \
+    F(POOL, wkk_pool_grad_sum, wkk_pool_grad, WKK_THREADS, 0)                                                \
+    F(POOL, wkk_max_pool_gather, wkk_pool_gather, WKK_THREADS, 0)                                            \
+    F(INDEX, wkk_embedding_rows, wkk_embedding, WKK_THREADS, 0)                                              \
+    F(INDEX, wkk_embedding_index, wkk_index32, WKK_THREADS, 0)                                               \
+    F(INDEX, wkk_embedding_sum, wkk_embedding_grad, WKK_THREADS, 0)                                          \
+    F(WIDE, wkk_cast_wide, wkk_cast, WKK_THREADS, 0)                                                         \
+    F(WIDE, wkk_compare_wide, wkk_compare, WKK_THREADS, 0)
 
 typedef enum wki_cuda_fn {
-#define F(family, name) WKI_FN_##name,
+#define F(family, name, params, threads, blocks) WKI_FN_##name,
     WKK_KERNELS(F)
 #undef F
         WKI_FN_COUNT
@@ -72,17 +79,29 @@ enum { WKI_ARG_SEED, WKI_ARG_RNG_BASE, WKI_ARG_FAULT = WKK_FAULT_WORD, WKI_ARG_V
 typedef struct wki_cuda_ctx {
     wki_cuda *rt;
     wki_cu_stream *stream;
-    wki_cu_ptr arena, args, fault; /* args: the argument block; fault: an int32 */
+    wki_cu_ptr arena, args; /* args: the argument block */
+    wki_cu_ptr
+        counts; /* WKI_COUNTS words of 0, for blocks that wait for others: 0 again behind each kernel */
     size_t arena_bytes, args_bytes;
     uint32_t generation; /* moves on when one of these addresses does: plans that hold it are set up again */
     wki_cu_ring *ring;   /* feeds args */
     wki_cu_ring *upload; /* blocks of WKI_UPLOAD_BYTES, made on demand */
-    char *bounce;   /* page-locked: WKI_BOUNCE_BYTES for small downloads, then an int32 for the fault word */
-    bool may_fault; /* something that can store to the fault word was queued since it was last read */
+    char *bounce; /* page-locked: WKI_BOUNCE_BYTES for small downloads, then the fault word, an int32 */
     const char *first_op, *last_op; /* of the plan queued last: for errors that show up later */
+    wkk_products held;              /* not launched yet: wki_cuda_products_flush */
 } wki_cuda_ctx;
 
-enum { WKI_UPLOAD_BLOCKS = 16, WKI_UPLOAD_BYTES = 256 * 1024, WKI_BOUNCE_BYTES = 64 * 1024 };
+enum {
+    WKI_UPLOAD_BLOCKS = 16,
+    WKI_UPLOAD_BYTES = 256 * 1024,
+    WKI_BOUNCE_BYTES = 64 * 1024,
+    WKI_COUNTS = 4096
+};
+
+/* Kernels write it where it is, in the host's memory, at the same address. */
+static inline volatile int32_t *wki_cuda_fault(const wki_cuda_ctx *s) {
+    return (volatile int32_t *)(void *)(s->bounce + WKI_BOUNCE_BYTES);
+}
 
 /* The context's state, made on demand; NULL after wki_fail. */
 wki_cuda_ctx *wki_cuda_of(wk_ctx *c);
@@ -95,12 +114,18 @@ bool wki_cuda_upload(wk_ctx *c, wki_cu_ptr to, const void *src, size_t bytes);
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------------- */
 
+/* The program of one kernel, or with WKI_FN_COUNT of all; heap, NULL when out of memory. */
+char *wki_cuda_fn_text(wki_cuda_fn fn);
 /* Compiled and loaded on first use, which must not be inside a capture. */
 bool wki_cuda_fn_get(wk_ctx *c, wki_cuda_fn fn, wki_cu_function **out);
-/* Queues a hand-written kernel: blocks of WKK_THREADS threads for `work` items, `each` of them a block. Nothing when work
-   is 0. */
+/* Queues a hand-written kernel: blocks for `work` items, `each` of them a block, or as many as given. Nothing
+   when there are none. */
 bool wki_cuda_launch(wk_ctx *c, wki_cuda_fn fn, const void *params, int64_t work, int64_t each);
+/* How it would be queued, for the same call. */
+bool wki_cuda_kernel_of(wk_ctx *c, wki_cuda_fn fn, void **params, int64_t x, int64_t y, wki_cu_kernel *out);
 bool wki_cuda_launch_grid(wk_ctx *c, wki_cuda_fn fn, const void *params, int64_t x, int64_t y);
+/* Queues the products that wait for others to share a launch with. */
+bool wki_cuda_products_flush(wk_ctx *c);
 /* Of n elements of `bytes` each: dst and src are addresses, strides count elements. */
 bool wki_cuda_copy(wk_ctx *c, int bytes, int nd, const int64_t *size, wkk_at dst, const int64_t *ds,
                    wkk_at src, const int64_t *ss);

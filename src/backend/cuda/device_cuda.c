@@ -77,7 +77,7 @@ static void state_free(wki_cuda_ctx *s) {
         wki_cu_stream_sync(s->stream, NULL);
         wki_cu_free(s->stream, s->arena, NULL);
         wki_cu_free(s->stream, s->args, NULL);
-        wki_cu_free(s->stream, s->fault, NULL);
+        wki_cu_free(s->stream, s->counts, NULL);
         if (s->bounce)
             wki_cu_host_free(s->rt->dev, s->bounce);
         wki_cu_stream_destroy(s->stream);
@@ -95,12 +95,14 @@ static int make_state(wki_cuda_ctx *s, wki_cu_error *err) {
     void *host = NULL;
     int code = wki_cu_stream_create(s->rt->dev, &s->stream, err);
     if (!code)
-        code = wki_cu_alloc(s->stream, sizeof(int32_t), "fault word", &s->fault, err);
+        code = wki_cu_alloc(s->stream, WKI_COUNTS * sizeof(int32_t), "counts", &s->counts, err);
     if (!code)
-        code = wki_cu_fill32(s->stream, s->fault, 0, 1, err);
+        code = wki_cu_fill32(s->stream, s->counts, 0, WKI_COUNTS, err);
     if (!code)
         code = wki_cu_host_alloc(s->rt->dev, WKI_BOUNCE_BYTES + sizeof(int32_t), &host, err);
     s->bounce = host;
+    if (!code)
+        *wki_cuda_fault(s) = 0;
     return code;
 }
 
@@ -234,20 +236,15 @@ static bool cuda_upload(wk_ctx *c, void *dst, const void *src, size_t bytes) {
 
 /* Waits for the stream and reports what a kernel left in the fault word. */
 static bool settle(wk_ctx *c, wki_cuda_ctx *s, int code, wki_cu_error *err) {
-    int32_t *fault = (int32_t *)(void *)(s->bounce + WKI_BOUNCE_BYTES);
-    if (!code && s->may_fault)
-        code = wki_cu_copy_d2h(s->stream, fault, s->fault, sizeof *fault, err);
     if (!code)
         code = wki_cu_stream_sync(s->stream, err);
     if (code)
         return fail_late(c, s, err);
-    bool looked = s->may_fault;
-    s->may_fault = false;
-    if (!looked || !*fault)
+    int32_t fault = *wki_cuda_fault(s);
+    if (!fault)
         return true;
-    if (wki_cu_fill32(s->stream, s->fault, 0, 1, err))
-        return fail_late(c, s, err);
-    return wki_report_fault(c, *fault, NULL);
+    *wki_cuda_fault(s) = 0;
+    return wki_report_fault(c, fault, NULL);
 }
 
 static bool cuda_download(wk_ctx *c, void *dst, const void *src, size_t bytes) {

@@ -2,10 +2,26 @@
 #pragma nv_diag_suppress 177 /* a program may have no use for some of these */
 typedef unsigned wkk_u32;
 
-#define WKK_KERNEL extern "C" __global__ void __launch_bounds__(WKK_THREADS)
+/* What a kernel does after wkk_begin. */
+#define WKK_BODY static __device__ __forceinline__ void
+
+/* What every kernel begins with. Launched while the one before it still runs, it waits for that to end. Where
+ * its own grid is small, the next one may come and wait already; a large grid needs the room itself. */
+static __device__ __forceinline__ void wkk_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (gridDim.x * gridDim.y <= WKK_SMALL_GRID)
+        asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
 /* i over [0, n), shared out among all threads of the grid. */
 #define WKK_EACH(i, n)                                                                                                    \
     for (wkk_i64 i = (wkk_i64)blockIdx.x * WKK_THREADS + threadIdx.x; i < (n); i += (wkk_i64)gridDim.x * WKK_THREADS)
+
+/* relu as loop programs have it: NaN stays, -0 becomes 0. */
+static __device__ __forceinline__ float wkk_act(float x, wkk_i64 relu) {
+    return !relu || x > 0.0f || x != x ? x : 0.0f;
+}
 
 /* a / b for a >= 0, b > 0: division of 64 bits costs many times that of 32. */
 static __device__ __forceinline__ wkk_i64 wkk_quot(wkk_i64 a, wkk_i64 b) {
@@ -31,7 +47,7 @@ static __device__ __forceinline__ wkk_i64 wkk_view_offset(const wkk_view &v, wkk
     return wkk_offset((int)v.nd, v.size, v.stride, i);
 }
 
-/* The plan reports the op whose number this is. */
+/* The op whose number this is gets reported, or that of another fault. The word is in the host's memory. */
 static __device__ __forceinline__ void wkk_fault(const wkk_u64 *args, wkk_i64 op) {
-    atomicCAS((int *)args[WKK_FAULT_WORD], 0, (int)op + 1);
+    *(volatile int *)args[WKK_FAULT_WORD] = (int)op + 1;
 }

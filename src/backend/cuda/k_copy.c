@@ -30,6 +30,25 @@ static void merge(wkk_copy *p, int nd, const int64_t *size, const int64_t *ds, c
     }
 }
 
+/* Elements of 16 bytes in place of smaller ones, where rows on both sides are made of such. */
+static bool widen(wkk_copy *p, int bytes) {
+    int64_t last = p->nd - 1, per = 16 / bytes;
+    if (p->dst.slot >= 0 || p->src.slot >= 0 || ((p->dst.base | p->src.base) & 15))
+        return false;
+    if (p->ds[last] != 1 || p->ss[last] != 1 || p->size[last] % per)
+        return false;
+    for (int64_t d = 0; d < last; d++)
+        if (p->ds[d] % per || p->ss[d] % per)
+            return false;
+    for (int64_t d = 0; d < last; d++) {
+        p->ds[d] /= per;
+        p->ss[d] /= per;
+    }
+    p->size[last] /= per;
+    p->n /= per;
+    return true;
+}
+
 bool wki_cuda_copy(wk_ctx *c, int bytes, int nd, const int64_t *size, wkk_at dst, const int64_t *ds,
                    wkk_at src, const int64_t *ss) {
     wkk_copy p = {.dst = dst, .src = src, .n = 1};
@@ -43,6 +62,8 @@ bool wki_cuda_copy(wk_ctx *c, int bytes, int nd, const int64_t *size, wkk_at dst
         return wki_cuda_launch(c, WKI_FN_wkk_copy_flat, &p, (p.n + 15) / 16, WKK_THREADS);
     }
     wki_cuda_fn fn = bytes == 1 ? WKI_FN_wkk_copy1 : bytes == 4 ? WKI_FN_wkk_copy4 : WKI_FN_wkk_copy8;
+    if (widen(&p, bytes))
+        fn = WKI_FN_wkk_copy16;
     return wki_cuda_launch(c, fn, &p, p.n, WKK_THREADS);
 }
 

@@ -7,28 +7,50 @@ template <class T> static __device__ __forceinline__ void wkk_copy_any(const wkk
     dst[wkk_offset((int)p.nd, p.size, p.ds, i)] = src[wkk_offset((int)p.nd, p.size, p.ss, i)];
 }
 
-WKK_KERNEL wkk_copy1(wkk_copy p, const wkk_u64 *args) { wkk_copy_any<unsigned char>(p, args); }
-WKK_KERNEL wkk_copy4(wkk_copy p, const wkk_u64 *args) { wkk_copy_any<unsigned>(p, args); }
-WKK_KERNEL wkk_copy8(wkk_copy p, const wkk_u64 *args) { wkk_copy_any<wkk_u64>(p, args); }
-
-/* n contiguous bytes. */
-WKK_KERNEL wkk_copy_flat(wkk_copy p, const wkk_u64 *args) {
-    char *dst = wkk_ptr(p.dst, args);
-    const char *src = wkk_ptr(p.src, args);
-    wkk_i64 wide = (((wkk_u64)dst | (wkk_u64)src) & 15) == 0 ? p.n >> 4 : 0;
-    WKK_EACH(i, wide)
-    ((uint4 *)dst)[i] = ((const uint4 *)src)[i];
-    WKK_EACH(i, p.n - wide * 16)
-    dst[wide * 16 + i] = src[wide * 16 + i];
+WKK_BODY wkk_copy1_body(const wkk_copy &p, const wkk_u64 *args) {
+    wkk_copy_any<unsigned char>(p, args);
+}
+WKK_BODY wkk_copy4_body(const wkk_copy &p, const wkk_u64 *args) {
+    wkk_copy_any<unsigned>(p, args);
+}
+WKK_BODY wkk_copy8_body(const wkk_copy &p, const wkk_u64 *args) {
+    wkk_copy_any<wkk_u64>(p, args);
+}
+WKK_BODY wkk_copy16_body(const wkk_copy &p, const wkk_u64 *args) {
+    wkk_copy_any<uint4>(p, args);
 }
 
-WKK_KERNEL wkk_attr_floats(wkk_attrs p, const wkk_u64 *args) {
+/* n contiguous bytes. */
+WKK_BODY wkk_copy_flat_body(const wkk_copy &p, const wkk_u64 *args) {
+    char *dst = wkk_ptr(p.dst, args);
+    const char *src = wkk_ptr(p.src, args);
+    wkk_u64 both = (wkk_u64)dst | (wkk_u64)src;
+    wkk_i64 done = 0;
+    if ((both & 15) == 0) {
+        WKK_EACH(i, p.n >> 4)
+        ((uint4 *)dst)[i] = ((const uint4 *)src)[i];
+        done = p.n & ~(wkk_i64)15;
+    } else if ((both & 3) == 0) {
+        WKK_EACH(i, p.n >> 2)
+        ((unsigned *)dst)[i] = ((const unsigned *)src)[i];
+        done = p.n & ~(wkk_i64)3;
+    }
+    WKK_EACH(i, p.n - done)
+    dst[done + i] = src[done + i];
+}
+
+WKK_BODY wkk_set_args_body(const wkk_words &p, const wkk_u64 *args) {
+    if (threadIdx.x < p.n)
+        ((wkk_u64 *)args)[threadIdx.x] = p.word[threadIdx.x];
+}
+
+WKK_BODY wkk_attr_floats_body(const wkk_attrs &p, const wkk_u64 *args) {
     float *dst = (float *)wkk_ptr(p.dst, args);
     WKK_EACH(i, p.n)
     dst[i] = (float)__longlong_as_double((wkk_i64)args[p.first + i]);
 }
 
-WKK_KERNEL wkk_pad_slice(wkk_pad p, const wkk_u64 *args) {
+WKK_BODY wkk_pad_slice_body(const wkk_pad &p, const wkk_u64 *args) {
     float *dst = (float *)wkk_ptr(p.dst, args);
     const float *src = (const float *)wkk_ptr(p.src, args);
     WKK_EACH(i, p.n) {

@@ -1,7 +1,7 @@
 /* Rows of a table by index, and the sum of rows by index. */
 
 /* A warp per row. */
-WKK_KERNEL wkk_embedding_rows(wkk_embedding p, const wkk_u64 *args) {
+WKK_BODY wkk_embedding_rows_body(const wkk_embedding &p, const wkk_u64 *args) {
     const float *w = (const float *)wkk_ptr(p.w, args);
     const wkk_i64 *idx = (const wkk_i64 *)wkk_ptr(p.idx.at, args);
     float *y = (float *)wkk_ptr(p.y, args);
@@ -16,7 +16,7 @@ WKK_KERNEL wkk_embedding_rows(wkk_embedding p, const wkk_u64 *args) {
     }
 }
 
-WKK_KERNEL wkk_embedding_index(wkk_index32 p, const wkk_u64 *args) {
+WKK_BODY wkk_embedding_index_body(const wkk_index32 &p, const wkk_u64 *args) {
     const wkk_i64 *idx = (const wkk_i64 *)wkk_ptr(p.idx.at, args);
     int *out = (int *)p.out;
     WKK_EACH(i, p.n) {
@@ -30,7 +30,7 @@ WKK_KERNEL wkk_embedding_index(wkk_index32 p, const wkk_u64 *args) {
 
 /* A block sums WKK_SUM_ROWS rows of dw, a thread per column, each row's terms in the order of positions. It looks at the
  * indices 256 at a time and lists, in order, those that fall into its rows. */
-WKK_KERNEL wkk_embedding_sum(wkk_embedding_grad p, const wkk_u64 *args) {
+WKK_BODY wkk_embedding_sum_body(const wkk_embedding_grad &p, const wkk_u64 *args) {
     enum { WARPS = WKK_THREADS / 32 };
     __shared__ int list_row[WKK_THREADS], warp_count[WARPS];
     __shared__ wkk_i64 list_at[WKK_THREADS];

@@ -1,6 +1,6 @@
-/* Matrix products: bmm and linear. Small ones by an own kernel, which takes any strides and moving addresses. Others by
- * cuBLASLt: operands keep their strides where it can walk them and are copied where it cannot; all matrices of a batch go
- * into one call. */
+/* Matrix products: bmm and linear. Small ones by an own kernel, which takes any strides and moving
+ * addresses. Others by cuBLASLt: operands keep their strides where it can walk them and are copied where
+ * it cannot; all matrices of a batch go into one call. */
 #include "backend/cuda/cuda.h"
 #include "backend/kernels.h"
 
@@ -8,14 +8,8 @@ enum { ALIGN = 256 };
 
 static size_t room(int64_t floats) { return ((size_t)floats * sizeof(float) + ALIGN - 1) / ALIGN * ALIGN; }
 
-/* Largest power of two up to 16 that divides all addresses. */
-static size_t alignment_of(wki_cu_ptr all) {
-    size_t a = 16;
-    while (all & (a - 1))
-        a /= 2;
-    return a;
-}
-
+/* Operands begin at multiples of 16 bytes: a plan sees to that for kernels that are WKI_K_FIXED. So the
+ * algorithm, and with it every bit, follows from sizes and strides alone. */
 bool wki_cuda_gemm(wk_ctx *c, wki_cu_gemm *g, const wki_cu_gemm_args *args) {
     wki_cuda_ctx *s = wki_cuda_of(c);
     wki_cu_gemm_plan *plan;
@@ -24,7 +18,7 @@ bool wki_cuda_gemm(wk_ctx *c, wki_cu_gemm *g, const wki_cu_gemm_args *args) {
         return false;
     int64_t steps = g->batch > 1 ? g->a_bs | g->b_bs | g->c_bs : 0;
     g->type = WKI_CU_GEMM_F32;
-    g->alignment = alignment_of(args->a | args->b | args->c | args->bias | (wki_cu_ptr)steps * sizeof(float));
+    g->alignment = steps & 1 ? 4 : steps & 2 ? 8 : 16; /* bytes */
     int code = wki_cu_gemm_prepare(s->rt->dev, g, &plan, &err);
     if (!code)
         code = wki_cu_gemm_run(plan, s->stream, args, &err);
@@ -77,16 +71,46 @@ static bool settle(wk_ctx *c, const matrix *m, char **at, wki_cu_ptr *out) {
     return wki_cuda_copy_plain(c, wki_at_addr(*out), m->v);
 }
 
-/* ---- small products --------------------------------------------------------------------------------------------------- */
+/* ---- small products ------------------------------------------------------------------------------------ */
 
-/* Up to here the own kernel is faster: a block walks all of k, and its tiles are small. */
-static const int64_t SMALL_K = 1024, SMALL_WORK = (int64_t)1 << 23;
+/* Up to here the own kernels are faster. */
+static const int64_t SMALL_WORK = (int64_t)1 << 26;
+
+/* How a product is cut follows from its sizes alone, and so do its bits. */
+enum { TINY_OUTPUTS = 16384, TINY_K = 512, ENOUGH_BLOCKS = 264, LEAST_STEPS = 4 };
+
+static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+/* Of a tile and of the length in shared memory (k_product.cuh). */
+static int tile_of(const wkk_product *p) {
+    return p->batch * p->m * p->n <= TINY_OUTPUTS && p->k <= TINY_K ? 16 : 32;
+}
+static int depth_of(int tile) { return tile == 16 ? 64 : 32; }
 
 static bool is_small(const wkk_product *p) {
     int64_t outputs, work;
-    if (p->k > SMALL_K || __builtin_mul_overflow(p->batch * p->m, p->n, &outputs))
+    if (__builtin_mul_overflow(p->batch * p->m, p->n, &outputs))
         return false;
     return !__builtin_mul_overflow(outputs, p->k ? p->k : 1, &work) && work <= SMALL_WORK;
+}
+
+static void cut(wkk_product *p) {
+    int tile = tile_of(p);
+    int64_t steps = ceil_div(p->k, depth_of(tile)), splits = 1;
+    p->across = ceil_div(p->n, tile);
+    p->down = ceil_div(p->m, tile);
+    int64_t tiles = p->across * p->down * p->batch;
+    if (tiles && tiles < ENOUGH_BLOCKS / 2)
+        splits = steps / LEAST_STEPS < ENOUGH_BLOCKS / tiles ? steps / LEAST_STEPS : ENOUGH_BLOCKS / tiles;
+    p->stretch = ceil_div(steps, splits > 1 ? splits : 1) * depth_of(tile);
+    p->splits = p->k ? ceil_div(p->k, p->stretch) : 1;
+}
+
+static size_t part_bytes(wkk_product *p) {
+    int64_t tile = tile_of(p);
+    cut(p);
+    return p->splits > 1 ? (size_t)(p->across * p->down * p->batch * p->splits * tile * tile) * sizeof(float)
+                         : 0;
 }
 
 static void add_batch_dim(wkk_product *p, int64_t size, int64_t as, int64_t bs) {
@@ -98,18 +122,49 @@ static void add_batch_dim(wkk_product *p, int64_t size, int64_t as, int64_t bs) 
     p->bs[p->nd++] = bs;
 }
 
-static bool run_small(const wki_launch *l, wkk_product *p) {
+bool wki_cuda_products_flush(wk_ctx *c) {
+    wki_cuda_ctx *s = c->dev_state[WK_CUDA];
+    wkk_products all;
+    bool ok = true;
+    if (!s->held.n)
+        return true;
+    for (int tile = 16; tile <= 32; tile += 16) {
+        int64_t blocks = 0;
+        all.n = 0;
+        for (int i = 0; i < s->held.n; i++) {
+            wkk_product *p = &s->held.p[i];
+            if (tile_of(p) != tile)
+                continue;
+            p->first_block = blocks;
+            p->count = s->counts + (wkk_u64)(i * (WKI_COUNTS / WKK_PRODUCTS)) * sizeof(int32_t);
+            blocks += p->across * p->down * p->batch * p->splits;
+            all.p[all.n++] = *p;
+        }
+        ok = ok && wki_cuda_launch_grid(c, tile == 16 ? WKI_FN_wkk_products16 : WKI_FN_wkk_products32, &all,
+                                        blocks, 1);
+    }
+    s->held.n = 0;
+    return ok;
+}
+
+static bool run_small(const wki_launch *l, wkk_product *p, bool relu) {
+    wki_cuda_ctx *s = wki_cuda_of(l->c);
     const wki_view *bias = l->nin > 2 ? &l->in[2] : NULL;
+    if (!s || l->out[0].numel == 0)
+        return s != NULL;
+    cut(p);
     p->a = wki_at_of(&l->in[0]);
     p->b = wki_at_of(&l->in[1]);
     p->y = wki_at_of(&l->out[0]);
+    p->part = (wkk_u64)(uintptr_t)l->workspace;
+    p->relu = relu;
     p->bias_stride = -1;
     if (bias && !wki_view_absent(bias)) {
         p->bias = wki_at_of(bias);
         p->bias_stride = bias->stride[0];
     }
-    int64_t tiles = (p->m + WKK_TILE - 1) / WKK_TILE * ((p->n + WKK_TILE - 1) / WKK_TILE);
-    return wki_cuda_launch_grid(l->c, WKI_FN_wkk_product_small, p, p->batch * tiles, 1);
+    s->held.p[s->held.n++] = *p;
+    return s->held.n < WKK_PRODUCTS || wki_cuda_products_flush(l->c);
 }
 
 static wkk_product small_bmm(const wki_launch *l) {
@@ -142,35 +197,44 @@ static wkk_product small_linear(const wki_launch *l) {
     return p;
 }
 
-bool wki_k_cuda_bmm_small_ok(const wki_launch *l) {
-    wkk_product p = small_bmm(l);
+static bool fits(const wki_launch *l, wkk_product p) {
     return l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32 && is_small(&p);
+}
+
+bool wki_k_cuda_bmm_small_ok(const wki_launch *l) { return fits(l, small_bmm(l)); }
+bool wki_k_cuda_linear_small_ok(const wki_launch *l) { return fits(l, small_linear(l)); }
+bool wki_k_cuda_linear_relu_small_ok(const wki_launch *l) { return fits(l, small_linear(l)); }
+
+size_t wki_k_cuda_bmm_small_workspace(const wki_launch *l) {
+    wkk_product p = small_bmm(l);
+    return part_bytes(&p);
+}
+
+size_t wki_k_cuda_linear_small_workspace(const wki_launch *l) {
+    wkk_product p = small_linear(l);
+    return part_bytes(&p);
+}
+
+size_t wki_k_cuda_linear_relu_small_workspace(const wki_launch *l) {
+    return wki_k_cuda_linear_small_workspace(l);
 }
 
 bool wki_k_cuda_bmm_small_run(const wki_launch *l) {
     wkk_product p = small_bmm(l);
-    return run_small(l, &p);
-}
-
-bool wki_k_cuda_linear_small_ok(const wki_launch *l) {
-    wkk_product p = small_linear(l);
-    return l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32 && is_small(&p);
+    return run_small(l, &p, false);
 }
 
 bool wki_k_cuda_linear_small_run(const wki_launch *l) {
     wkk_product p = small_linear(l);
-    return run_small(l, &p);
+    return run_small(l, &p, false);
 }
-
-bool wki_k_cuda_linear_relu_small_ok(const wki_launch *l) { return wki_k_cuda_linear_small_ok(l); }
 
 bool wki_k_cuda_linear_relu_small_run(const wki_launch *l) {
     wkk_product p = small_linear(l);
-    p.relu = 1;
-    return run_small(l, &p);
+    return run_small(l, &p, true);
 }
 
-/* ---- bmm --------------------------------------------------------------------------------------------------------------- */
+/* ---- bmm ----------------------------------------------------------------------------------------------- */
 
 static matrix batch_matrix(const wki_view *v) {
     int nd = v->ndim;
@@ -216,7 +280,7 @@ bool wki_k_cuda_bmm_run(const wki_launch *l) {
     return settle(l->c, &a, &at, &args.a) && settle(l->c, &b, &at, &args.b) && wki_cuda_gemm(l->c, &g, &args);
 }
 
-/* ---- linear ------------------------------------------------------------------------------------------------------------ */
+/* ---- linear -------------------------------------------------------------------------------------------- */
 
 /* x as (rows, K), w as (K, N), b as a row. */
 static void linear_matrices(const wki_launch *l, matrix *x, matrix *w, matrix *b) {
@@ -268,7 +332,12 @@ static bool bias_rows(const wki_launch *l, int64_t rows) {
     return wki_cuda_copy(l->c, 4, 2, size, wki_at_of(y), ds, wki_at_of(b), ss);
 }
 
-static bool run_linear(const wki_launch *l, bool relu) {
+static bool relu_in_place(const wki_launch *l) {
+    wkk_relu_params p = {.y = wki_addr_of(&l->out[0]), .n = l->out[0].numel};
+    return wki_cuda_launch(l->c, WKI_FN_wkk_relu, &p, p.n, WKK_THREADS);
+}
+
+static bool run_linear(const wki_launch *l) {
     const wki_view *y = &l->out[0];
     if (y->numel == 0)
         return true;
@@ -279,9 +348,7 @@ static bool run_linear(const wki_launch *l, bool relu) {
     bool bias = !wki_view_absent(&l->in[2]);
     char *at = l->workspace;
     wki_cu_gemm_args args = {.c = wki_addr_of(y), .alpha = 1};
-    wki_cu_gemm g = {.epilogue = bias   ? relu ? WKI_CU_EPILOGUE_RELU_BIAS : WKI_CU_EPILOGUE_BIAS
-                                 : relu ? WKI_CU_EPILOGUE_RELU
-                                        : WKI_CU_EPILOGUE_NONE,
+    wki_cu_gemm g = {.epilogue = bias ? WKI_CU_EPILOGUE_BIAS : WKI_CU_EPILOGUE_NONE,
                      .m = x.rows,
                      .n = w.cols,
                      .k = x.cols,
@@ -293,11 +360,11 @@ static bool run_linear(const wki_launch *l, bool relu) {
            (!bias || settle(l->c, &b, &at, &args.bias)) && wki_cuda_gemm(l->c, &g, &args);
 }
 
-bool wki_k_cuda_linear_run(const wki_launch *l) { return run_linear(l, false); }
+bool wki_k_cuda_linear_run(const wki_launch *l) { return run_linear(l); }
 
-/* Without columns there is nothing but the bias, which no epilogue would see. */
-bool wki_k_cuda_linear_relu_ok(const wki_launch *l) {
-    return wki_k_cuda_linear_ok(l) && l->in[1].size[1] > 0;
-}
+bool wki_k_cuda_linear_relu_ok(const wki_launch *l) { return wki_k_cuda_linear_ok(l); }
 size_t wki_k_cuda_linear_relu_workspace(const wki_launch *l) { return wki_k_cuda_linear_workspace(l); }
-bool wki_k_cuda_linear_relu_run(const wki_launch *l) { return run_linear(l, true); }
+
+/* The library's own relu may come with another algorithm, and with NaN as 0: neither gives the bits of linear
+ * and then relu. */
+bool wki_k_cuda_linear_relu_run(const wki_launch *l) { return run_linear(l) && relu_in_place(l); }

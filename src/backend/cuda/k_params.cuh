@@ -1,15 +1,16 @@
-/* The parameters of hand-written CUDA kernels, one definition for both sides: C includes this file, and the text stands at
- * the head of every program that holds such kernels. Every kernel takes its struct by value and the address of the argument
- * block. Sizes and strides count elements. */
+/* The parameters of hand-written CUDA kernels, one definition for both sides: C includes this file, and
+ * the text stands at the head of every program that holds such kernels. Every kernel takes its struct by
+ * value and the address of the argument block. Sizes and strides count elements. */
 #ifndef WKK_PARAMS
 #define WKK_PARAMS
 
 typedef long long wkk_i64;
 typedef unsigned long long wkk_u64;
 
-enum { WKK_DIMS = 8, WKK_THREADS = 256, WKK_FAULT_WORD = 2 };
+enum { WKK_DIMS = 8, WKK_THREADS = 256, WKK_CONV_THREADS = 64, WKK_FAULT_WORD = 2, WKK_SMALL_GRID = 264 };
 
-/* An operand: at `base`, or with slot >= 0 at the address in that word of the argument block plus `base` bytes. */
+/* An operand: at `base`, or with slot >= 0 at the address in that word of the argument block plus `base`
+ * bytes. */
 typedef struct wkk_at {
     wkk_u64 base;
     wkk_i64 slot;
@@ -27,6 +28,14 @@ typedef struct wkk_copy {
     wkk_i64 n, nd, size[WKK_DIMS], ds[WKK_DIMS], ss[WKK_DIMS];
 } wkk_copy;
 
+/* The first n words of the argument block. */
+enum { WKK_WORDS = 128 };
+
+typedef struct wkk_words {
+    wkk_i64 n;
+    wkk_u64 word[WKK_WORDS];
+} wkk_words;
+
 /* Floats dst[i] from the n doubles at words `first` of the argument block. */
 typedef struct wkk_attrs {
     wkk_at dst;
@@ -40,54 +49,55 @@ typedef struct wkk_pad {
     wkk_i64 dim, start, step, count;
 } wkk_pad;
 
-/* ---- small matrix products ---------------------------------------------------------------------------------------------- */
+/* ---- matrix products ----------------------------------------------------------------------------------- */
 
-/* y (batch, m, n) = a b + bias[n]: element (i, p) of a at i * a_rs + p * a_cs, of b (p, j) at p * b_rs + j * b_cs; batches
- * of nd dimensions. Without a bias its stride is -1. */
+/* y (batch, m, n) = a b + bias[n], then max(0, .) with relu: element (i, p) of a at i * a_rs + p * a_cs,
+ * of b (p, j) at p * b_rs + j * b_cs; batches of nd dimensions. Without a bias its stride is -1. The tiles
+ * of y, across by down of them for each matrix, take `splits` blocks each, of which each sums a stretch of
+ * k. */
 typedef struct wkk_product {
     wkk_at a, b, bias, y;
-    wkk_i64 m, n, k, a_rs, a_cs, b_rs, b_cs, bias_stride;
-    wkk_i64 relu; /* 1: max(sum, 0), NaN stays */
+    wkk_i64 m, n, k, a_rs, a_cs, b_rs, b_cs, bias_stride, relu;
     wkk_i64 nd, batch, size[WKK_DIMS], as[WKK_DIMS], bs[WKK_DIMS];
+    wkk_i64 across, down, splits, stretch, first_block;
+    wkk_u64 part, count; /* with splits: room for their sums; a word of 0 per tile */
 } wkk_product;
 
-enum { WKK_TILE = 16, WKK_DEPTH = 128 }; /* of y that a block computes; of k that it takes at a time */
+/* Products that do not depend on each other. */
+enum { WKK_PRODUCTS = 4 };
 
-/* ---- convolution: windows of an image ---------------------------------------------------------------------------------- */
+typedef struct wkk_products {
+    wkk_i64 n;
+    wkk_product p[WKK_PRODUCTS];
+} wkk_products;
 
-/* Columns: row (c, kh, kw), column (oh, ow), of images n0 .. n0 + n - 1. Their matrices lie one after the other (n_step
- * apart) or side by side (n_step = oh * ow); rows are row_step apart. */
-typedef struct wkk_im2col {
-    wkk_at x; /* (N, C, H, W) with strides xs */
-    wkk_u64 col;
-    wkk_i64 xs[4], n, c, h, w, kh, kw, oh, ow, sh, sw, ph, pw;
-    wkk_i64 n_step, row_step;
-    wkk_i64 row_end; /* columns side by side: zeros from n * oh * ow up to here */
-} wkk_im2col;
+/* y[i] = max(y[i], 0) */
+typedef struct wkk_relu_params {
+    wkk_u64 y;
+    wkk_i64 n;
+} wkk_relu_params;
 
-/* The sum of what each pixel was copied to; dx is plain. */
-typedef struct wkk_col2im {
-    wkk_at dx;
-    wkk_u64 col; /* (n, c * kh * kw, oh * ow) */
-    wkk_i64 n, c, h, w, kh, kw, oh, ow, sh, sw, ph, pw;
-} wkk_col2im;
+/* ---- convolution --------------------------------------------------------------------------------------- */
 
-/* y (n, o, p) += bias. */
-typedef struct wkk_bias {
-    wkk_u64 y, bias;
-    wkk_i64 total, o, p, stride;
-} wkk_bias;
+/* y (n, m, windows), plain, and its rows `ow` long: element (i, oh, ow) of an image sums wt (m, ch, kh,
+ * kw) by the element of x (n, ch, h, w) at row (oh * up_h + add_h + dir * kh) / div_h and the column
+ * likewise, 0 where there is no such. k counts the channels' taps. `down`: a div is not 1. */
+typedef struct wkk_conv {
+    wkk_at x, wt, bias, y;
+    wkk_i64 xs[4], wt_m, wt_ch, wt_kh, wt_kw, bias_stride, relu;
+    wkk_i64 n, m, k, h, w, kh, kw, windows, ow;
+    wkk_i64 up_h, up_w, add_h, add_w, dir, down, div_h, div_w;
+} wkk_conv;
 
-/* out[i] = the sum of part[g * n + i] over groups g. A block takes 32 elements and has WKK_SUM_LANES threads for each: lane l
- * sums groups l, l + WKK_SUM_LANES, ... in order, then the lanes' sums are added up in order. */
-enum { WKK_SUM_LANES = WKK_THREADS / 32 };
+/* dw (o, c, kh, kw), plain: the sum over all windows of dy (n, o, oh, ow) by x (n, c, h, w). */
+typedef struct wkk_conv_dw {
+    wkk_at dy, x, dw;
+    wkk_i64 ds[4], xs[4], n, o, c, h, w, kh, kw, oh, ow, sh, sw, ph, pw;
+    wkk_i64 across, splits, stretch;
+    wkk_u64 part, count;
+} wkk_conv_dw;
 
-typedef struct wkk_sum {
-    wkk_u64 out, part;
-    wkk_i64 n, groups;
-} wkk_sum;
-
-/* ---- pooling ----------------------------------------------------------------------------------------------------------- */
+/* ---- pooling ------------------------------------------------------------------------------------------- */
 
 typedef struct wkk_pool {
     wkk_at x, y, idx;
@@ -96,8 +106,8 @@ typedef struct wkk_pool {
 
 enum { WKK_SMALL_PLANE = 1024, WKK_LARGE_PLANE = 5120 }; /* elements whose windows a block keeps in shared memory */
 
-/* dx (plain, planes of `plane` elements) and the windows of dy. first, last: the lowest and highest window that chose each
- * element of dx, INT_MAX and -1 where none did. */
+/* dx (plain, planes of `plane` elements) and the windows of dy. first, last: the lowest and highest window
+ * that chose each element of dx, INT_MAX and -1 where none did. */
 typedef struct wkk_pool_grad {
     wkk_at dy, idx, dx;
     wkk_u64 first, last;
@@ -109,7 +119,7 @@ typedef struct wkk_pool_gather {
     wkk_i64 xs[4], is[4], total, c, plane, w, oh, ow, op;
 } wkk_pool_gather;
 
-/* ---- rows by index ----------------------------------------------------------------------------------------------------- */
+/* ---- rows by index ------------------------------------------------------------------------------------- */
 
 typedef struct wkk_embedding {
     wkk_at w, y;

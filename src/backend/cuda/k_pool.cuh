@@ -1,6 +1,6 @@
 /* Largest elements of windows; sums and gathers by the element each window chose. */
 
-WKK_KERNEL wkk_max_pool(wkk_pool p, const wkk_u64 *args) {
+WKK_BODY wkk_max_pool_body(const wkk_pool &p, const wkk_u64 *args) {
     const float *x = (const float *)wkk_ptr(p.x, args);
     float *y = (float *)wkk_ptr(p.y, args);
     int *idx = (int *)wkk_ptr(p.idx, args);
@@ -79,11 +79,15 @@ template <int PLANE> static __device__ __forceinline__ void wkk_pool_grad_block(
     }
 }
 
-WKK_KERNEL wkk_pool_grad_small(wkk_pool_grad p, const wkk_u64 *args) { wkk_pool_grad_block<WKK_SMALL_PLANE>(p, args); }
-WKK_KERNEL wkk_pool_grad_large(wkk_pool_grad p, const wkk_u64 *args) { wkk_pool_grad_block<WKK_LARGE_PLANE>(p, args); }
+WKK_BODY wkk_pool_grad_small_body(const wkk_pool_grad &p, const wkk_u64 *args) {
+    wkk_pool_grad_block<WKK_SMALL_PLANE>(p, args);
+}
+WKK_BODY wkk_pool_grad_large_body(const wkk_pool_grad &p, const wkk_u64 *args) {
+    wkk_pool_grad_block<WKK_LARGE_PLANE>(p, args);
+}
 
 /* The same for planes of any size, in three kernels. */
-WKK_KERNEL wkk_pool_grad_clear(wkk_pool_grad p, const wkk_u64 *args) {
+WKK_BODY wkk_pool_grad_clear_body(const wkk_pool_grad &p, const wkk_u64 *args) {
     int *first = (int *)p.first, *last = (int *)p.last;
     WKK_EACH(i, p.planes * p.plane) {
         first[i] = 0x7fffffff;
@@ -91,7 +95,7 @@ WKK_KERNEL wkk_pool_grad_clear(wkk_pool_grad p, const wkk_u64 *args) {
     }
 }
 
-WKK_KERNEL wkk_pool_grad_mark(wkk_pool_grad p, const wkk_u64 *args) {
+WKK_BODY wkk_pool_grad_mark_body(const wkk_pool_grad &p, const wkk_u64 *args) {
     const int *idx = (const int *)wkk_ptr(p.idx, args);
     wkk_i64 windows = p.oh * p.ow;
     WKK_EACH(i, p.planes * windows) {
@@ -100,7 +104,7 @@ WKK_KERNEL wkk_pool_grad_mark(wkk_pool_grad p, const wkk_u64 *args) {
     }
 }
 
-WKK_KERNEL wkk_pool_grad_sum(wkk_pool_grad p, const wkk_u64 *args) {
+WKK_BODY wkk_pool_grad_sum_body(const wkk_pool_grad &p, const wkk_u64 *args) {
     const float *dy = (const float *)wkk_ptr(p.dy, args);
     const int *idx = (const int *)wkk_ptr(p.idx, args), *first = (const int *)p.first, *last = (const int *)p.last;
     float *dx = (float *)wkk_ptr(p.dx, args);
@@ -111,7 +115,7 @@ WKK_KERNEL wkk_pool_grad_sum(wkk_pool_grad p, const wkk_u64 *args) {
     }
 }
 
-WKK_KERNEL wkk_max_pool_gather(wkk_pool_gather p, const wkk_u64 *args) {
+WKK_BODY wkk_max_pool_gather_body(const wkk_pool_gather &p, const wkk_u64 *args) {
     const float *x = (const float *)wkk_ptr(p.x, args);
     const int *idx = (const int *)wkk_ptr(p.idx, args);
     float *y = (float *)wkk_ptr(p.y, args);

@@ -10,7 +10,7 @@ static __device__ __forceinline__ int wkk_narrow(wkk_i64 v) {
     return v > 0x7fffffffLL ? 0x7fffffff : v < -0x7fffffffLL - 1 ? -0x7fffffff - 1 : (int)v;
 }
 
-WKK_KERNEL wkk_cast_wide(wkk_cast p, const wkk_u64 *args) {
+WKK_BODY wkk_cast_wide_body(const wkk_cast &p, const wkk_u64 *args) {
     const char *x = wkk_ptr(p.x.at, args);
     char *y = wkk_ptr(p.y, args);
     WKK_EACH(k, p.n) {
@@ -45,7 +45,7 @@ WKK_KERNEL wkk_cast_wide(wkk_cast p, const wkk_u64 *args) {
 }
 
 /* a and b walk y's shape. */
-WKK_KERNEL wkk_compare_wide(wkk_compare p, const wkk_u64 *args) {
+WKK_BODY wkk_compare_wide_body(const wkk_compare &p, const wkk_u64 *args) {
     const wkk_i64 *a = (const wkk_i64 *)wkk_ptr(p.a, args), *b = (const wkk_i64 *)wkk_ptr(p.b, args);
     unsigned char *y = (unsigned char *)wkk_ptr(p.y, args);
     WKK_EACH(k, p.n) {

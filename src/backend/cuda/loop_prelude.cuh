@@ -10,11 +10,21 @@
 #define WKL_POINTER(T, address) ((T *)(address))
 #endif
 
+/* What every kernel begins with (k_common.cuh: wkk_begin). */
+WK_FN void wkl_begin(void) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (gridDim.x <= 264)
+        asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 /* ---- arguments ----------------------------------------------------------------------------------------- */
 
 WK_FN WK_U64 wkl_at(const WK_U64 *args, WK_U64 base, int slot) { return slot < 0 ? base : args[slot] + base; }
 WK_FN float wkl_arg(const WK_U64 *args, int slot) { return (float)__longlong_as_double((WK_I64)args[slot]); }
-WK_FN void wkl_fault(const WK_U64 *args, int slot, int code) { atomicCAS(WKL_POINTER(int, args[slot]), 0, code); }
+/* Of several faults any is reported. The word may be in the host's memory, so it is not read. */
+WK_FN void wkl_fault(const WK_U64 *args, int slot, int code) { *WKL_POINTER(volatile int, args[slot]) = code; }
 WK_FN int wkl_aligned(const void *p, unsigned bytes) { return ((WK_U64)p & (bytes - 1)) == 0; }
 
 /* n / d for n < 2^31, where shift = ceil(log2 d) and mul = 2^32 (2^shift - d) / d + 1 (Granlund and

@@ -4,10 +4,10 @@
  * launched one by one, through the same argument block, so the numbers are the same.
  *
  * Buffers are at one of three places: in the arena; pinned, with the address baked in; or moving, with the address in the
- * argument block. Own kernels read it there. A library call or a user's kernel cannot: what it touches of a moving buffer has
- * a stage. As long as the buffer has been seen at one address only, that address is baked too; from then on a graph copies,
- * before the call for inputs and after it for outputs. A stage keeps strides and alignment, so a library computes the same
- * whichever way it gets its operands. */
+ * argument block. Own kernels read it there. A library call or a user's kernel cannot, and a library chooses its algorithm by
+ * strides and alignment, so what such a call touches has a stage. While the view begins at a multiple of 16 bytes in a buffer
+ * that has been seen at one address only, the call gets the view itself; else a copy that does, made before the call for
+ * inputs and written back after it for outputs. So what a library computes depends on the view's shape alone. */
 #include "backend/cuda/cuda.h"
 #include "ops_gen.h"
 
@@ -17,16 +17,16 @@
 
 enum { DIRECT_RUNS = 2, MAX_VIEWS = 16, STAGE_ALIGN = 256 };
 
-typedef struct stage { /* where a kernel finds a view of a moving buffer */
+typedef struct stage { /* where a kernel finds a view that it cannot take from where it is */
     int32_t buf;
     int64_t off;   /* bytes into the buffer */
     wki_view view; /* of the copy */
     int64_t size[WK_MAX_DIMS], stride[WK_MAX_DIMS];
-    size_t at; /* of the copy, bytes behind the arena; raw: behind what else is there */
     bool raw; /* a copy of all bytes that the view spans; else, where those are many, of its elements alone */
-    int64_t span;   /* bytes */
-    unsigned shift; /* raw: distance of the copy, as of the view, from an address that is a multiple of 16 */
-    bool fresh;     /* while steps are gone through: the copy holds what the view holds */
+    int64_t span; /* bytes */
+    bool has_room;
+    size_t at;  /* with room: of the copy, bytes from the arena's begin */
+    bool fresh; /* while steps are gone through: the copy holds what the view holds */
 } stage;
 
 typedef struct operand {
@@ -43,11 +43,14 @@ typedef struct launch {
     unsigned grid[3], block[3];
     unsigned bytes; /* of params */
     void *params;
+    wki_cu_scratch scratch;  /* LOOP */
+    size_t scratch_at;       /* behind the arena */
     const wki_step **member; /* MULTI: n steps, the first one is `step` */
     int n;
     wki_cu_ptr table;
     /* KERNEL, USER */
     operand *opnd;
+    bool shares;    /* KERNEL: goes into one launch with the next */
     size_t attr_at; /* USER: floats behind the arena */
 } launch;
 
@@ -59,14 +62,12 @@ typedef struct cuda_plan {
     int32_t *slot;   /* per buffer: word of the argument block, or -1 */
     int32_t *moving; /* buffers in order of their words */
     int32_t *pinned;
-    void **baked;  /* per pinned buffer: the address in use */
-    void **seen;   /* per buffer, where a raw stage needs it: the address so far */
-    uint8_t *wild; /* per buffer: has been seen at two */
-    size_t arena_bytes, raw_bytes, arg_words;
-    bool copies;         /* graphs copy raw stages of wild buffers, so there is memory for that */
-    uint32_t generation; /* 0: never set up */
-    int settled;         /* runs since addresses last moved */
-    bool may_fault;
+    void **baked;                  /* per pinned buffer: the address in use */
+    void **seen;                   /* per moving buffer, where a raw stage needs it: the address so far */
+    uint8_t *wild;                 /* per moving buffer: has been seen at two */
+    size_t arena_bytes, arg_words; /* arena_bytes: of the plan's own arena and what stands behind it */
+    uint32_t generation;           /* 0: never set up */
+    int settled;                   /* runs since addresses last moved */
     wki_cu_graph *graph;
 } cuda_plan;
 
@@ -168,14 +169,17 @@ static int stage_of(cuda_plan *cp, int32_t buf, const wki_view *v) {
         g->stride[d] = v->stride[d];
         last += (v->size[d] - 1) * v->stride[d];
     }
-    g->span = (last + 1) * each;
     g->raw = last < 4 * v->numel;
-    if (!g->raw)
-        g->span = v->numel * each;
-    size_t *bytes = g->raw ? &cp->raw_bytes : &cp->arena_bytes;
-    g->at = *bytes;
-    *bytes += ((size_t)g->span + 16 + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
+    g->span = g->raw ? (last + 1) * each : v->numel * each;
     return cp->nstage++;
+}
+
+static void give_room(cuda_plan *cp, stage *g) {
+    if (g->has_room)
+        return;
+    g->has_room = true;
+    g->at = cp->arena_bytes;
+    cp->arena_bytes += ((size_t)g->span + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
 }
 
 static void finish_stages(cuda_plan *cp) {
@@ -193,15 +197,15 @@ static void finish_stages(cuda_plan *cp) {
     }
 }
 
-/* Does the kernel get the copy, or the view itself? Launched directly, it can have what is there now. */
-static bool copied(const cuda_plan *cp, const stage *g, bool direct) {
-    return !g->raw || (!direct && cp->wild[g->buf]);
+/* The arena's buffers begin at multiples of 64 bytes. */
+static bool aligned(const cuda_plan *cp, const stage *g, const wki_plan_args *a) {
+    uintptr_t base = cp->p->buf[g->buf].kind == WKI_B_ARENA ? 0 : (uintptr_t)a->buf[g->buf];
+    return ((base + (uintptr_t)g->off) & 15) == 0;
 }
 
-static char *view_address(const stage *g, const wki_plan_args *a) { return (char *)a->buf[g->buf] + g->off; }
-
-static wki_cu_ptr copy_address(const wki_cuda_ctx *s, const cuda_plan *cp, const stage *g) {
-    return s->arena + (g->raw ? cp->arena_bytes + g->at + g->shift : g->at);
+/* Does the kernel get the copy, or the view itself? Launched directly, it can have what is there now. */
+static bool copied(const cuda_plan *cp, const stage *g, const wki_plan_args *a, bool direct) {
+    return !g->raw || (!direct && cp->wild[g->buf]) || !aligned(cp, g, a);
 }
 
 static bool needs_fixed(const wki_step *s) {
@@ -215,7 +219,7 @@ static void stage_step(cuda_plan *cp, launch *l) {
         int32_t b = s->view_buf[i];
         operand *o = &l->opnd[i];
         *o = (operand){.v = s->view[i], .stage = -1};
-        if (b < 0 || !needs_fixed(s) || !is_moving(cp->p, b) || s->view[i].numel == 0)
+        if (b < 0 || !needs_fixed(s) || s->view[i].numel == 0)
             continue;
         o->stage = stage_of(cp, b, &s->view[i]);
         o->copy_in = i < nin && !cp->stage[o->stage].fresh;
@@ -247,6 +251,13 @@ static bool find_stages(wk_ctx *c, cuda_plan *cp) {
                 for (int o = s->prog.nload; o < s->prog.nload + s->prog.nstore; o++)
                     stale(cp, s->at[o].buf);
             }
+            if (l->kind == LOOP) {
+                l->scratch = wki_cu_scratch_of(l->step->run);
+                l->scratch_at = cp->arena_bytes;
+                cp->arena_bytes += (l->scratch.bytes + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
+                if (l->scratch.counts > WKI_COUNTS)
+                    return wki_fail(c, WK_INTERNAL, "too many blocks wait for each other");
+            }
             continue;
         }
         stage_step(cp, l);
@@ -261,13 +272,6 @@ static bool find_stages(wk_ctx *c, cuda_plan *cp) {
 }
 
 /* ---- launches -------------------------------------------------------------------------------------------------------- */
-
-static bool has_check(const wki_loop *p) {
-    for (int i = 0; i < p->ninst; i++)
-        if (p->inst[i].code == WKI_L_CHECK)
-            return true;
-    return false;
-}
 
 /* Steps [i, end) of one multi-tensor op: each launch takes all that can share it. */
 static bool add_multi(wk_ctx *c, cuda_plan *cp, int i, int end) {
@@ -308,7 +312,6 @@ static bool add_launches(wk_ctx *c, cuda_plan *cp) {
             int end = i + 1;
             while (s->multi && end < p->nstep && p->step[end].multi == s->multi)
                 end++;
-            cp->may_fault |= has_check(&s->prog);
             if (end > i + 1) {
                 if (!add_multi(c, cp, i, end))
                     return false;
@@ -320,7 +323,6 @@ static bool add_launches(wk_ctx *c, cuda_plan *cp) {
         }
         launch *l = &cp->launch[cp->nlaunch++];
         *l = (launch){.kind = s->kind == WKI_STEP_USER ? USER : KERNEL, .step = s};
-        cp->may_fault |= l->kind == KERNEL && !(s->kernel->flags & WKI_K_FIXED);
         if (s->node->nin + s->node->nout > MAX_VIEWS)
             return wki_fail(c, WK_INTERNAL, "too many operands for a kernel");
         l->opnd = wki_calloc((size_t)(s->node->nin + s->node->nout) + 1, sizeof *l->opnd);
@@ -331,6 +333,48 @@ static bool add_launches(wk_ctx *c, cuda_plan *cp) {
         i++;
     }
     return true;
+}
+
+/* Can buffers a and b not be the same memory? */
+static bool apart(const wki_plan *p, int a, int b) {
+    const wki_plan_buf *x = &p->buf[a], *y = &p->buf[b];
+    if (x->kind == WKI_B_ARENA && y->kind == WKI_B_ARENA)
+        return x->arena + x->bytes <= y->arena || y->arena + y->bytes <= x->arena;
+    return (x->kind == WKI_B_ARENA) != (y->kind == WKI_B_ARENA) || root_of(p, a) != root_of(p, b);
+}
+
+/* Place i of what a kernel step touches: inputs, outputs, the workspace; -1 where there is none. */
+static int touched(const wki_step *s, int i) {
+    return i < s->node->nin + s->node->nout ? s->view_buf[i] : s->workspace;
+}
+
+static bool independent(const wki_plan *p, const wki_step *s, const wki_step *t) {
+    int ns = s->node->nin + s->node->nout, nt = t->node->nin + t->node->nout;
+    for (int i = 0; i <= ns; i++)
+        for (int j = 0; j <= nt; j++) {
+            bool read_only = i < s->node->nin && j < t->node->nin;
+            if (!read_only && touched(s, i) >= 0 && touched(t, j) >= 0 &&
+                !apart(p, touched(s, i), touched(t, j)))
+                return false;
+        }
+    return true;
+}
+
+static bool is_product(const launch *l) {
+    return l->kind == KERNEL && (l->step->kernel->flags & WKI_K_PRODUCT);
+}
+
+/* Neighbouring products that do not depend on each other share a launch. */
+static void share_launches(cuda_plan *cp) {
+    for (int first = 0, i = 1; i < cp->nlaunch; i++) {
+        bool joins = is_product(&cp->launch[first]) && is_product(&cp->launch[i]) && i - first < WKK_PRODUCTS;
+        for (int k = first; joins && k < i; k++)
+            joins = independent(cp->p, cp->launch[k].step, cp->launch[i].step);
+        if (joins)
+            cp->launch[i - 1].shares = true;
+        else
+            first = i;
+    }
 }
 
 /* Texts of all loops, compiled together where they are new. */
@@ -350,7 +394,7 @@ static bool add_functions(wk_ctx *c, cuda_plan *cp) {
         if (ok)
             n++;
         else
-            wki_fail(c, WK_INTERNAL, "CUDA text: %s", why);
+            wki_fail(c, why == wki_emit_cuda_nomem ? WK_NOMEM : WK_INTERNAL, "CUDA text: %s", why);
     }
     ok = ok && wki_cuda_texts_get(c, t, n, fn);
     n = 0;
@@ -378,6 +422,7 @@ static void *cuda_prepare(wk_ctx *c, const wki_plan *p) {
         cuda_release(c, cp);
         return NULL;
     }
+    share_launches(cp);
     return cp;
 }
 
@@ -429,7 +474,10 @@ static bool set_loop(wk_ctx *c, cuda_plan *cp, launch *l, const wki_plan_args *a
     wki_cu_bind b;
     wki_cu_loop_params lp;
     const char *why = "";
-    bind_step(c->dev_state[WK_CUDA], cp, l->step, a, opnd, val, &b);
+    wki_cuda_ctx *s = c->dev_state[WK_CUDA];
+    bind_step(s, cp, l->step, a, opnd, val, &b);
+    b.scratch = s->arena + l->scratch_at;
+    b.counts = s->counts;
     if (!wki_cu_loop_params_fill(l->step->run, &b, &lp, &why))
         return wki_fail(c, WK_INTERNAL, "CUDA launch: %s", why);
     return keep_params(c, l, &lp);
@@ -468,11 +516,7 @@ static void set_views(wki_cuda_ctx *s, cuda_plan *cp, launch *l, const wki_plan_
     const wki_step *st = l->step;
     for (int i = 0; i < st->node->nin + st->node->nout; i++) {
         operand *o = &l->opnd[i];
-        const stage *g = o->stage >= 0 ? &cp->stage[o->stage] : NULL;
-        if (g) {
-            o->v = g->view;
-            o->v.data = copied(cp, g, false) ? (void *)(uintptr_t)copy_address(s, cp, g) : view_address(g, a);
-        } else if (st->view_buf[i] >= 0) {
+        if (o->stage < 0 && st->view_buf[i] >= 0) {
             wki_cu_operand at = place(s, cp, a, st->view_buf[i], (int64_t)(uintptr_t)st->view[i].data);
             o->v.data = (void *)(uintptr_t)at.base;
             o->v.slot = at.slot;
@@ -486,10 +530,8 @@ static bool set_up(wk_ctx *c, cuda_plan *cp, const wki_plan_args *a) {
     drop_graph(s, cp);
     cp->settled = 0;
     cp->generation = 0;
-    for (int i = 0; i < cp->nstage; i++) {
-        cp->stage[i].shift = (unsigned)((uintptr_t)view_address(&cp->stage[i], a) & 15);
+    for (int i = 0; i < cp->nstage; i++)
         cp->seen[cp->stage[i].buf] = a->buf[cp->stage[i].buf];
-    }
     for (int i = 0; i < cp->nlaunch; i++) {
         launch *l = &cp->launch[i];
         c->cur_op = l->step->op;
@@ -513,12 +555,13 @@ static bool moved(const wki_cuda_ctx *s, cuda_plan *cp, const wki_plan_args *a) 
         return true;
     for (int i = 0; i < cp->nstage; i++) {
         const stage *g = &cp->stage[i];
-        if (!g->raw || cp->seen[g->buf] == a->buf[g->buf])
-            continue;
-        any |= !cp->wild[g->buf] || ((uintptr_t)view_address(g, a) & 15) != g->shift;
+        if (g->raw && cp->slot[g->buf] >= 0 && cp->seen[g->buf] != a->buf[g->buf])
+            any |= !cp->wild[g->buf];
     }
-    for (int i = 0; any && i < cp->nstage; i++)
-        cp->wild[cp->stage[i].buf] |= cp->seen[cp->stage[i].buf] != a->buf[cp->stage[i].buf];
+    for (int i = 0; any && i < cp->nstage; i++) {
+        int32_t b = cp->stage[i].buf;
+        cp->wild[b] |= cp->slot[b] >= 0 && cp->seen[b] != a->buf[b];
+    }
     return any;
 }
 
@@ -531,7 +574,8 @@ static bool launch_fn(wk_ctx *c, const launch *l, void **params) {
                        .grid = {l->grid[0], l->grid[1], l->grid[2]},
                        .block = {l->block[0], l->block[1], l->block[2]},
                        .params = params,
-                       .name = l->step->op->name};
+                       .name = l->step->op->name,
+                       .overlap = l->kind != USER};
     return !l->grid[0] || !wki_cu_launch(s->stream, &k, &err) || wki_cuda_fail(c, &err);
 }
 
@@ -557,14 +601,33 @@ static bool launch_user(wk_ctx *c, const cuda_plan *cp, launch *l, const wki_vie
     return wki_cuda_launch(c, WKI_FN_wkk_attr_floats, &at, at.n, WKK_THREADS) && launch_fn(c, l, params);
 }
 
-static bool copy_stage(wk_ctx *c, const cuda_plan *cp, const wki_step *st, int i, const stage *g,
-                       wkk_at copy) {
-    wki_view from = st->view[i];
-    int64_t one = 1;
-    from.slot = cp->slot[g->buf];
+/* The view of a stage where it is. */
+static wkk_at view_at(const wki_cuda_ctx *s, const cuda_plan *cp, const stage *g, const wki_plan_args *a) {
+    wki_cu_operand at = place(s, cp, a, g->buf, g->off);
+    return (wkk_at){at.base, at.slot};
+}
+
+static bool fill_stage(wk_ctx *c, const cuda_plan *cp, const stage *g, const wki_view *v,
+                       const wki_plan_args *a) {
+    wki_cuda_ctx *s = c->dev_state[WK_CUDA];
+    wkk_at from = view_at(s, cp, g, a), copy = wki_at_addr(s->arena + g->at);
+    const int64_t one = 1;
     if (g->raw)
-        return wki_cuda_copy(c, 1, 1, &g->span, copy, &one, wki_at_of(&from), &one);
-    return wki_cuda_copy_plain(c, copy, &from);
+        return wki_cuda_copy(c, 1, 1, &g->span, copy, &one, from, &one);
+    wki_view sparse = *v;
+    sparse.data = (void *)(uintptr_t)from.base;
+    sparse.slot = from.slot;
+    return wki_cuda_copy_plain(c, copy, &sparse);
+}
+
+/* Where a kernel finds a stage's view: in the copy, or where it is now. */
+static void *stage_address(const wki_cuda_ctx *s, const cuda_plan *cp, const stage *g, const wki_plan_args *a,
+                           bool direct) {
+    if (copied(cp, g, a, direct))
+        return (void *)(uintptr_t)(s->arena + g->at);
+    if (cp->p->buf[g->buf].kind == WKI_B_ARENA)
+        return (void *)(uintptr_t)view_at(s, cp, g, a).base;
+    return (char *)a->buf[g->buf] + g->off;
 }
 
 static bool run_kernel_step(wk_ctx *c, cuda_plan *cp, launch *l, const wki_plan_args *a, bool direct) {
@@ -575,10 +638,10 @@ static bool run_kernel_step(wk_ctx *c, cuda_plan *cp, launch *l, const wki_plan_
     for (int i = 0; i < n->nin + n->nout; i++) {
         const operand *o = &l->opnd[i];
         const stage *g = o->stage >= 0 ? &cp->stage[o->stage] : NULL;
-        v[i] = o->v;
-        if (g && !copied(cp, g, direct))
-            v[i].data = view_address(g, a);
-        else if (g && o->copy_in && !copy_stage(c, cp, st, i, g, wki_at_of(&v[i])))
+        v[i] = g ? g->view : o->v;
+        if (g)
+            v[i].data = stage_address(s, cp, g, a, direct);
+        if (g && o->copy_in && copied(cp, g, a, direct) && !fill_stage(c, cp, g, &st->view[i], a))
             return false;
     }
     wki_launch w = {.c = c,
@@ -595,8 +658,7 @@ static bool run_kernel_step(wk_ctx *c, cuda_plan *cp, launch *l, const wki_plan_
         return false;
     for (int i = n->nin; i < n->nin + n->nout; i++) {
         const stage *g = l->opnd[i].stage >= 0 ? &cp->stage[l->opnd[i].stage] : NULL;
-        if (g && copied(cp, g, direct) &&
-            !wki_cuda_copy_plain(c, (wkk_at){(wkk_u64)g->off, cp->slot[g->buf]}, &v[i]))
+        if (g && copied(cp, g, a, direct) && !wki_cuda_copy_plain(c, view_at(s, cp, g, a), &v[i]))
             return false;
     }
     return true;
@@ -604,22 +666,57 @@ static bool run_kernel_step(wk_ctx *c, cuda_plan *cp, launch *l, const wki_plan_
 
 static bool enqueue(wk_ctx *c, cuda_plan *cp, const wki_plan_args *a, bool direct) {
     wki_cuda_ctx *s = c->dev_state[WK_CUDA];
-    for (int i = 0; i < cp->nlaunch; i++) {
+    bool ok = true;
+    for (int i = 0; ok && i < cp->nlaunch; i++) {
         launch *l = &cp->launch[i];
         c->cur_op = l->step->op;
-        bool loop = l->kind == LOOP || l->kind == MULTI;
-        if (loop ? !launch_fn(c, l, (void *[]){l->params, &s->args}) : !run_kernel_step(c, cp, l, a, direct))
-            return false;
+        if (l->kind == LOOP || l->kind == MULTI)
+            ok = launch_fn(c, l, (void *[]){l->params, &s->args});
+        else
+            ok = run_kernel_step(c, cp, l, a, direct) && (l->shares || wki_cuda_products_flush(c));
     }
-    return true;
+    s->held.n = 0;
+    return ok;
 }
 
-static bool capture(wk_ctx *c, cuda_plan *cp, const wki_plan_args *a) {
+/* The argument block of a run. Few words travel as arguments of a kernel that stores them, the first of a
+ * graph; many are copied from the ring. */
+typedef struct arguments {
+    wkk_words words;
+    void *params[2];
+    wki_cu_kernel kernel;
+} arguments;
+
+static bool by_value(const cuda_plan *cp) { return cp->arg_words <= WKK_WORDS; }
+
+static void fill_words(const wki_cuda_ctx *s, const cuda_plan *cp, const wki_plan_args *a, wkk_u64 *w) {
+    w[WKI_ARG_SEED] = a->seed;
+    w[WKI_ARG_RNG_BASE] = a->rng_base;
+    w[WKI_ARG_FAULT] = (wkk_u64)(uintptr_t)wki_cuda_fault(s);
+    if (cp->p->g->nval)
+        memcpy(w + WKI_ARG_VALUES, a->val, (size_t)cp->p->g->nval * sizeof *w);
+    w += WKI_ARG_VALUES + cp->p->g->nval;
+    for (int i = 0; i < cp->nmoving; i++)
+        w[i] = (wkk_u64)(uintptr_t)a->buf[cp->moving[i]];
+}
+
+static bool make_args(wk_ctx *c, const cuda_plan *cp, const wki_plan_args *a, arguments *out) {
+    wki_cuda_ctx *s = c->dev_state[WK_CUDA];
+    out->words.n = (wkk_i64)cp->arg_words;
+    fill_words(s, cp, a, out->words.word);
+    out->params[0] = &out->words;
+    out->params[1] = &s->args;
+    return wki_cuda_kernel_of(c, WKI_FN_wkk_set_args, out->params, 1, 1, &out->kernel);
+}
+
+static bool capture(wk_ctx *c, cuda_plan *cp, const wki_plan_args *a, const arguments *first) {
     wki_cuda_ctx *s = c->dev_state[WK_CUDA];
     wki_cu_error err = {0};
     if (wki_cu_capture_begin(s->stream, &err))
         return wki_cuda_fail(c, &err);
-    if (!enqueue(c, cp, a, false)) {
+    bool ok = !by_value(cp) || wki_cu_launch(s->stream, &first->kernel, &err) == WKI_CU_OK ||
+              wki_cuda_fail(c, &err);
+    if (!ok || !enqueue(c, cp, a, false)) {
         wki_cu_capture_abort(s->stream);
         return false;
     }
@@ -636,22 +733,20 @@ static bool capture(wk_ctx *c, cuda_plan *cp, const wki_plan_args *a) {
     return wki_cuda_fail(c, &err);
 }
 
-/* One block of arguments, in stream order before what reads it. */
-static bool send_args(wk_ctx *c, const cuda_plan *cp, const wki_plan_args *a) {
+/* In stream order before what reads them. */
+static bool send_args(wk_ctx *c, const cuda_plan *cp, const wki_plan_args *a, const arguments *args) {
     wki_cuda_ctx *s = c->dev_state[WK_CUDA];
     wki_cu_error err = {0};
     void *host;
+    if (by_value(cp) && cp->graph)
+        return !wki_cu_graph_first(cp->graph, &args->kernel, &err) || wki_cuda_fail(c, &err);
+    if (by_value(cp))
+        return !wki_cu_launch(s->stream, &args->kernel, &err) || wki_cuda_fail(c, &err);
     if (wki_cu_ring_acquire(s->ring, &host, &err))
         return wki_cuda_fail(c, &err);
-    uint64_t *w = host;
-    w[WKI_ARG_SEED] = a->seed;
-    w[WKI_ARG_RNG_BASE] = a->rng_base;
-    w[WKI_ARG_FAULT] = s->fault;
-    memcpy(w + WKI_ARG_VALUES, a->val, (size_t)cp->p->g->nval * sizeof *w);
-    w += WKI_ARG_VALUES + cp->p->g->nval;
-    for (int i = 0; i < cp->nmoving; i++)
-        w[i] = (uint64_t)(uintptr_t)a->buf[cp->moving[i]];
-    return !wki_cu_ring_submit(s->ring, s->args, cp->arg_words * sizeof *w, &err) || wki_cuda_fail(c, &err);
+    fill_words(s, cp, a, host);
+    return !wki_cu_ring_submit(s->ring, s->args, cp->arg_words * sizeof(uint64_t), &err) ||
+           wki_cuda_fail(c, &err);
 }
 
 static bool cuda_run(wk_ctx *c, const wki_plan *p, void *state, const wki_plan_args *a) {
@@ -660,10 +755,10 @@ static bool cuda_run(wk_ctx *c, const wki_plan *p, void *state, const wki_plan_a
     wki_cu_error err = {0};
     c->cur_op = NULL;
     bool record = !cp->graph && cp->settled >= DIRECT_RUNS && cp->nlaunch > 1;
-    for (int i = 0; record && i < cp->nstage; i++)
-        cp->copies |= cp->stage[i].raw && cp->wild[cp->stage[i].buf];
-    if (!wki_cuda_reserve(c, cp->arena_bytes + (cp->copies ? cp->raw_bytes : 0),
-                          cp->arg_words * sizeof(uint64_t)))
+    for (int i = 0; i < cp->nstage; i++)
+        if (copied(cp, &cp->stage[i], a, !record && !cp->graph))
+            give_room(cp, &cp->stage[i]);
+    if (!wki_cuda_reserve(c, cp->arena_bytes, cp->arg_words * sizeof(uint64_t)))
         return false;
     if (moved(s, cp, a)) {
         record = false; /* first once more as it is, so that nothing is left to be made inside a capture */
@@ -673,11 +768,13 @@ static bool cuda_run(wk_ctx *c, const wki_plan *p, void *state, const wki_plan_a
     if (!cp->nlaunch)
         return true;
     c->cur_op = NULL;
-    if (record && !capture(c, cp, a))
+    arguments args;
+    if (by_value(cp) && !make_args(c, cp, a, &args))
         return false;
-    if (!send_args(c, cp, a))
+    if (record && !capture(c, cp, a, &args))
         return false;
-    s->may_fault |= cp->may_fault;
+    if (!send_args(c, cp, a, &args))
+        return false;
     s->first_op = p->step[0].op->name;
     s->last_op = p->step[p->nstep - 1].op->name;
     if (cp->graph) {

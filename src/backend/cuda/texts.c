@@ -34,10 +34,11 @@ struct wki_cuda_texts {
 /* ---- hand-written kernels ---------------------------------------------------------------------------------------------- */
 
 static const struct {
-    uint8_t family;
-    const char *name;
+    uint8_t family, blocks;
+    uint16_t threads;
+    const char *name, *params;
 } functions[] = {
-#define F(family, name) {WKI_FAMILY_##family, #name},
+#define F(family, name, params, threads, blocks) {WKI_FAMILY_##family, blocks, threads, #name, #params},
     WKK_KERNELS(F)
 #undef F
 };
@@ -48,28 +49,57 @@ static const char *const families[] = {
     [WKI_FAMILY_INDEX] = wki_embed_k_index_cuh, [WKI_FAMILY_WIDE] = wki_embed_k_wide_cuh,
 };
 
-static int load_family(wki_cuda *rt, int family, wki_cu_error *err) {
-    const char *parts[] = {wki_embed_k_params_cuh, wki_embed_k_common_cuh, families[family]};
-    size_t n = 1;
-    for (int i = 0; i < 3; i++)
-        n += strlen(parts[i]);
+enum { FAMILIES = sizeof families / sizeof *families, ENTRY_BYTES = 256 };
+
+/* The kernel itself, around its body. */
+static char *put_entry(char *at, int fn) {
+    char blocks[8] = "";
+    if (functions[fn].blocks)
+        snprintf(blocks, sizeof blocks, ", %d", functions[fn].blocks);
+    return at +
+           snprintf(at, ENTRY_BYTES,
+                    "extern \"C\" __global__ void __launch_bounds__(%d%s) %s(%s p, const wkk_u64 *args) {\n"
+                    "    wkk_begin();\n"
+                    "    %s_body(p, args);\n"
+                    "}\n",
+                    functions[fn].threads, blocks, functions[fn].name, functions[fn].params,
+                    functions[fn].name);
+}
+
+char *wki_cuda_fn_text(wki_cuda_fn fn) {
+    const char *part[3 + FAMILIES] = {wki_embed_k_params_cuh, wki_embed_k_common_cuh, wki_embed_k_tile_cuh};
+    const int first = fn == WKI_FN_COUNT ? 0 : (int)fn, end = fn == WKI_FN_COUNT ? (int)fn : (int)fn + 1;
+    int np = 3;
+    for (int f = 0; f < FAMILIES; f++)
+        if (fn == WKI_FN_COUNT || f == functions[fn].family)
+            part[np++] = families[f];
+    size_t n = (size_t)(end - first) * ENTRY_BYTES + 1;
+    for (int i = 0; i < np; i++)
+        n += strlen(part[i]);
     char *src = wki_malloc(n), *at = src;
+    if (!src)
+        return NULL;
+    for (int i = 0; i < np; i++)
+        at = stpcpy(at, part[i]);
+    for (int i = first; i < end; i++)
+        at = put_entry(at, i);
+    return src;
+}
+
+static int load_fn(wki_cuda *rt, wki_cuda_fn fn, wki_cu_error *err) {
+    char *src = wki_cuda_fn_text(fn);
     if (!src) {
         *err = (wki_cu_error){.code = WKI_CU_HOST_MEMORY, .text = "no host memory for a kernel's text"};
         return err->code;
     }
-    for (int i = 0; i < 3; i++)
-        at = stpcpy(at, parts[i]);
     wki_cu_module *m;
-    wki_nvrtc_source source = {.text = src, .name = "kernels.cu"};
+    wki_cu_function *f;
+    wki_nvrtc_source source = {.text = src, .name = functions[fn].name};
     int code = wki_cu_module_get(rt->dev, &source, &m, err);
-    for (int i = 0; !code && i < WKI_FN_COUNT; i++)
-        if (functions[i].family == family) {
-            wki_cu_function *fn;
-            code = wki_cu_module_function(rt->dev, m, functions[i].name, 0, &fn, err);
-            if (!code)
-                atomic_store_explicit(&rt->fn[i], fn, memory_order_release);
-        }
+    if (!code)
+        code = wki_cu_module_function(rt->dev, m, functions[fn].name, 0, &f, err);
+    if (!code)
+        atomic_store_explicit(&rt->fn[fn], f, memory_order_release);
     wki_free(src);
     return code;
 }
@@ -83,25 +113,33 @@ bool wki_cuda_fn_get(wk_ctx *c, wki_cuda_fn fn, wki_cu_function **out) {
     if (*out)
         return true;
     pthread_mutex_lock(&s->rt->lock);
-    int code = s->rt->fn[fn] ? WKI_CU_OK : load_family(s->rt, functions[fn].family, &err);
+    int code = s->rt->fn[fn] ? WKI_CU_OK : load_fn(s->rt, fn, &err);
     *out = s->rt->fn[fn];
     pthread_mutex_unlock(&s->rt->lock);
     return !code || wki_cuda_fail(c, &err);
 }
 
+bool wki_cuda_kernel_of(wk_ctx *c, wki_cuda_fn fn, void **params, int64_t x, int64_t y, wki_cu_kernel *out) {
+    wki_cu_function *f;
+    if (!wki_cuda_fn_get(c, fn, &f))
+        return false;
+    *out = (wki_cu_kernel){.function = f,
+                           .grid = {(unsigned)x, (unsigned)y, 1},
+                           .block = {functions[fn].threads, 1, 1},
+                           .params = params,
+                           .name = functions[fn].name,
+                           .overlap = true};
+    return true;
+}
+
 bool wki_cuda_launch_grid(wk_ctx *c, wki_cuda_fn fn, const void *params, int64_t x, int64_t y) {
     wki_cuda_ctx *s = wki_cuda_of(c);
     wki_cu_error err = {0};
-    wki_cu_function *f;
+    wki_cu_kernel k;
     if (x <= 0 || y <= 0)
         return true;
-    if (!s || !wki_cuda_fn_get(c, fn, &f))
+    if (!s || !wki_cuda_kernel_of(c, fn, (void *[]){(void *)(uintptr_t)params, &s->args}, x, y, &k))
         return false;
-    wki_cu_kernel k = {.function = f,
-                       .grid = {(unsigned)x, (unsigned)y, 1},
-                       .block = {WKK_THREADS, 1, 1},
-                       .params = (void *[]){(void *)(uintptr_t)params, &s->args},
-                       .name = functions[fn].name};
     return !wki_cu_launch(s->stream, &k, &err) || wki_cuda_fail(c, &err);
 }
 
