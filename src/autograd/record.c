@@ -68,30 +68,35 @@ static inline void save(wki_saved *s, wki_tensor *t) {
     t->refs++;
 }
 
-/* Where the gradient of an input goes. */
-static inline void edge_to(wki_edge *e, wki_tensor *t) {
-    if (t->fn) {
-        e->fn = t->fn;
-        e->out_idx = t->out_idx;
-        t->fn->refs++;
-    } else {
+/* Where the gradient of an input goes; how the tape says it. */
+static inline uint64_t edge_to(wki_edge *e, wki_tensor *t, uint32_t epoch) {
+    wki_node *p = t->fn;
+    if (!p) {
         e->leaf = t;
         t->refs++;
+        return (uint64_t)(uintptr_t)wki_handle(t) | WKI_TO_LEAF;
     }
+    e->fn = p;
+    e->out_idx = t->out_idx;
+    p->refs++;
+    return p->tape_epoch == epoch ? (uint64_t)p->tape << 16 | (uint64_t)t->out_idx << 8 | WKI_TO_RECORD
+                                  : WKI_TO_OUTSIDE;
 }
 
-static inline void note_input(wki_node *n, const wki_op *op, int i, wki_tensor *t) {
+static inline uint64_t note_input(wki_node *n, const wki_op *op, int i, wki_tensor *t, uint32_t epoch) {
     wki_edge *e = &n->edge[i];
     wki_saved *s = &n->in[i];
+    uint64_t word = WKI_TO_NOWHERE;
     e->fn = NULL;
     e->leaf = NULL;
     s->t = NULL;
     if (!t)
-        return;
+        return word;
     if ((t->flags & WKI_F_REQ) && (op->diff >> i & 1))
-        edge_to(e, t);
+        word = edge_to(e, t, epoch);
     if (op->save_in >> i & 1)
         save(s, t);
+    return word;
 }
 
 static inline void note_output(wki_node *n, const wki_op *op, int i, wki_tensor *t) {
@@ -108,29 +113,25 @@ static inline void note_output(wki_node *n, const wki_op *op, int i, wki_tensor 
     n->refs++;
 }
 
-static inline uint64_t edge_word(const wki_edge *e, uint32_t epoch) {
-    if (e->fn)
-        return e->fn->tape_epoch != epoch
-                   ? WKI_TO_OUTSIDE
-                   : (uint64_t)e->fn->tape << 16 | (uint64_t)e->out_idx << 8 | WKI_TO_RECORD;
-    return e->leaf ? (uint64_t)(uintptr_t)wki_handle(e->leaf) | WKI_TO_LEAF : WKI_TO_NOWHERE;
-}
-
-/* Puts the record of a recorded op, or of a view, on the tape: its place in the stream, where its gradients go, and of a
-   view, which the stream does not have, the attributes. */
-static inline void put_on_tape(wk_ctx *c, wki_node *n, const wki_call *k) {
+/* The tape gets the records of recorded ops, and of views. Room for k's there, or NULL. */
+static inline uint64_t *tape_room(wk_ctx *c, const wki_call *k) {
     wki_tape *t = &c->tape;
     const wki_op *op = k->op;
-    bool view = op->flags & WKI_OP_VIEW;
-    if (view ? !t->on || k->nva || op->save_in || op->save_out : !k->out[0]->st->pending || !t->on)
-        return;
+    if (!t->on || (op->flags & WKI_OP_VIEW ? k->nva || op->save_in || op->save_out : !k->out[0]->st->pending))
+        return NULL;
     size_t need = t->n + 1 + (size_t)k->nin + (size_t)k->nia;
     if (__builtin_expect(need > t->cap, 0) && !wki_tape_grow(c, need))
-        return;
-    uint64_t *w = t->word + t->n;
-    *w++ = (view ? 0 : (uint64_t)k->place << 32) | (uint64_t)op->id << 16 | n->nin;
-    for (int i = 0, m = k->nin; i < m; i++)
-        *w++ = edge_word(&n->edge[i], t->epoch);
+        return NULL;
+    return t->word + t->n;
+}
+
+/* Completes what the tape says of a record, after a word for each input: its op, the op's place in the stream and, of a
+   view, which the stream does not have, the attributes. */
+static inline void put_on_tape(wk_ctx *c, wki_node *n, const wki_call *k, uint64_t *w) {
+    wki_tape *t = &c->tape;
+    bool view = k->op->flags & WKI_OP_VIEW;
+    w[0] = (view ? 0 : (uint64_t)k->place << 32) | (uint64_t)k->op->id << 16 | n->nin;
+    w += 1 + n->nin;
     for (int i = 0, m = view ? k->nia : 0; i < m; i++)
         *w++ = (uint64_t)k->ia[i];
     t->n = (size_t)(w - t->word);
@@ -141,16 +142,23 @@ static inline void put_on_tape(wk_ctx *c, wki_node *n, const wki_call *k) {
 static bool record(wk_ctx *c, const wki_call *k) {
     const wki_op *op = k->op;
     int nin = k->nin, nout = k->nout;
+    uint32_t epoch = c->tape.epoch;
     wki_node *n = wki_node_new(c, k, needs_meta(k) ? nin : 0);
     if (!n)
         return false;
-    for (int i = 0; i < nin; i++)
-        note_input(n, op, i, k->in[i]);
-    for (int i = 0; n->meta && i < nin; i++)
-        keep_meta(&n->meta[i], k->in[i]);
+    uint64_t *tape = tape_room(c, k);
+    for (int i = 0; i < nin; i++) {
+        uint64_t word = note_input(n, op, i, k->in[i], epoch);
+        if (tape)
+            tape[1 + i] = word;
+    }
+    if (n->meta)
+        for (int i = 0; i < nin; i++)
+            keep_meta(&n->meta[i], k->in[i]);
     for (int i = 0; i < nout; i++)
         note_output(n, op, i, k->out[i]);
-    put_on_tape(c, n, k);
+    if (tape)
+        put_on_tape(c, n, k, tape);
     wki_node_release(c, n); /* the outputs hold it now */
     return true;
 }

@@ -294,10 +294,17 @@ typedef struct wki_error { /* its text lacks the lines that callers are at, unti
 
 typedef struct wki_undo { /* what a discarded recording restores */
     enum { WKI_UNDO_GRAD, WKI_UNDO_I64, WKI_UNDO_RNG } kind;
-    wki_tensor *t;           /* GRAD: leaf (internal ref) */
-    wki_tensor *old;         /* GRAD: its former gradient (internal ref) or NULL */
-    int64_t *p, v;           /* I64 */
-    uint64_t seed, sequence; /* RNG */
+    union {
+        struct {                 /* GRAD: internal references */
+            wki_tensor *t, *old; /* the leaf, its former gradient or NULL */
+        };
+        struct { /* I64 */
+            int64_t *p, v;
+        };
+        struct { /* RNG */
+            uint64_t seed, sequence;
+        };
+    };
 } wki_undo;
 
 /* What the stream of a recording does not say of its autograd records: graph/splice.c. */

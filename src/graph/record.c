@@ -1,7 +1,13 @@
 /* The recorder: appends an op to the key stream in some tens of nanoseconds. Calls core only. */
+#include <stddef.h>
 #include <string.h>
 
 #include "graph/graph.h"
+
+_Static_assert(offsetof(wki_tensor, dtype) == offsetof(wki_tensor, flags) + 1 &&
+                   offsetof(wki_tensor, ndim) == offsetof(wki_tensor, flags) + 2 && WKI_REF_DTYPE == 8 &&
+                   WKI_REF_NDIM == 16 && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "put_ref reads a slot's dtype and ndim in one word");
 
 wki_recorder *wki_recorder_new(wk_ctx *c) {
     (void)c;
@@ -174,7 +180,10 @@ static inline uint64_t *put_external(wki_recorder *r, uint64_t *at, const wki_te
 
 /* Appends how an op sees t; returns the end of the stream. */
 static inline uint64_t *put_ref(wki_recorder *r, uint64_t *at, const wki_tensor *t) {
-    uint64_t head = (uint64_t)t->dtype << WKI_REF_DTYPE | (uint64_t)t->ndim << WKI_REF_NDIM;
+    /* (uint64_t)t->dtype << WKI_REF_DTYPE | (uint64_t)t->ndim << WKI_REF_NDIM, which is how a slot has them */
+    uint32_t flags_dtype_ndim;
+    memcpy(&flags_dtype_ndim, &t->flags, sizeof flags_dtype_ndim);
+    uint64_t head = flags_dtype_ndim & 0xffff00;
     if (!t->st->pending)
         return put_external(r, at, t, head);
     head |= (uint64_t)t->st->rec_buf << 32;
