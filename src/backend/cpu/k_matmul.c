@@ -19,7 +19,7 @@ typedef struct {
     wki_isa isa;
     wki_pool *pool;
     char *workspace;
-    size_t bytes; /* of a worker, when `each` */
+    size_t bytes; /* of a worker, when `each`; set while running */
 } products;
 
 static void add_batch_dim(products *p, int64_t size, int64_t as, int64_t bs, int64_t cs) {
@@ -53,11 +53,12 @@ static void settle(products *p, const wki_launch *l) {
         p->g.c_bs = p->cs[0];
     }
     p->each = p->nd > 1 && (p->count >= wki_pool_size(p->pool) || flops(p) < MIN_FLOPS_PER_LOT);
-    p->bytes = wki_gemm_workspace(&p->g, p->isa, p->each ? 1 : wki_pool_size(p->pool));
 }
 
 static size_t products_workspace(const products *p) {
-    return p->each ? wki_k_mul(p->bytes, (size_t)wki_pool_size(p->pool)) : p->bytes;
+    int threads = wki_pool_size(p->pool);
+    size_t bytes = wki_gemm_workspace(&p->g, p->isa, p->each ? 1 : threads);
+    return p->each ? wki_k_mul(bytes, (size_t)threads) : bytes;
 }
 
 static void run_one(const products *p, int64_t i, wki_pool *pool, void *workspace) {
@@ -83,6 +84,7 @@ static void run_products(products *p, void *workspace) {
     if (p->nd < 2) {
         wki_gemm_run(&p->g, p->isa, p->pool, workspace);
     } else if (p->each) {
+        p->bytes = wki_gemm_workspace(&p->g, p->isa, 1);
         double lot = MIN_FLOPS_PER_LOT / wki_k_max(1, (int64_t)flops(p));
         wki_pool_for(p->pool, p->count, run_lot, p, 1 + (int64_t)lot);
     } else {
