@@ -300,19 +300,21 @@ static int small(const wki_gemm *g, const wki_gemm_tier *tier) {
 }
 
 static void run_small(const wki_gemm *g, const wki_gemm_tier *tier, float *strip) {
-    int64_t tiles = ceil_div(g->m, tier->mr), height = g->m / tiles, high = g->m % tiles;
+    int m = (int)g->m, tiles = (m + tier->mr - 1) / tier->mr, height = m / tiles, high = m % tiles;
     int pack_b = g->b_cs != 1 || (!tier->tails && g->n % tier->nr);
-    wki_gemm_tile t = {.k = g->k, .a_rs = g->a_rs, .a_cs = g->a_cs, .c_rs = g->c_rs};
+    wki_gemm_tile t; /* set field by field: clearing it first is felt */
+    t.k = g->k, t.a_rs = g->a_rs, t.a_cs = g->a_cs, t.c_rs = g->c_rs;
     t.alpha = g->alpha, t.beta = g->beta, t.act = g->act;
     t.b_rs = pack_b ? tier->nr : g->b_rs;
+    t.next_rs = 0;
     for (int64_t j = 0; j < g->n; j += tier->nr) {
         t.n = (int)min64(tier->nr, g->n - j);
         t.b = t.next = pack_b ? strip : g->b + j;
         t.bias_n = g->bias_n ? g->bias_n + j : NULL;
         if (pack_b)
             tier->pack(strip, tier->nr, g->b + j * g->b_cs, g->b_rs, g->b_cs, g->k, t.n);
-        for (int64_t i = 0; i < g->m; i += t.m) {
-            t.m = (int)(height + (i < high * (height + 1)));
+        for (int i = 0; i < m; i += t.m) {
+            t.m = height + (i < high * (height + 1));
             t.a = g->a + i * g->a_rs;
             t.c = g->c + i * g->c_rs + j;
             t.bias_m = g->bias_m ? g->bias_m + i : NULL;

@@ -62,7 +62,11 @@ bool wki_straight_fits(const wki_loop_run *r, wki_straight *s) {
 
 void wki_straight_run(const wki_loop_run *r, const wki_straight *s, wki_isa isa, wki_pool *pool) {
     enum { GRAIN = 16384 }; /* elements below which a second thread costs more than it saves */
-    job j = {.fn = tier_of(isa), .which = r->prog->straight, .fixed = s->fixed, .arg = r->arg};
+    job j;
+    j.fn = tier_of(isa);
+    j.which = r->prog->straight;
+    j.fixed = s->fixed;
+    j.arg = r->arg;
     for (int o = 0; o < r->prog->nload + r->prog->nstore; o++)
         j.data[o] = r->opnd[o].data;
     if (s->n <= GRAIN)
