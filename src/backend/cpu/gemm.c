@@ -306,10 +306,10 @@ static void run_small(const wki_gemm *g, const wki_gemm_tier *tier, float *strip
     t.k = g->k, t.a_rs = g->a_rs, t.a_cs = g->a_cs, t.c_rs = g->c_rs;
     t.alpha = g->alpha, t.beta = g->beta, t.act = g->act;
     t.b_rs = pack_b ? tier->nr : g->b_rs;
-    t.next_rs = 0;
+    t.next = NULL, t.next_rs = 0;
     for (int64_t j = 0; j < g->n; j += tier->nr) {
         t.n = (int)min64(tier->nr, g->n - j);
-        t.b = t.next = pack_b ? strip : g->b + j;
+        t.b = pack_b ? strip : g->b + j;
         t.bias_n = g->bias_n ? g->bias_n + j : NULL;
         if (pack_b)
             tier->pack(strip, tier->nr, g->b + j * g->b_cs, g->b_rs, g->b_cs, g->k, t.n);
