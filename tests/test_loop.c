@@ -180,9 +180,10 @@ static void describe(const trial *t) {
     FAIL("%s", text);
 }
 
-static bool compare(trial *t, wki_isa isa, wki_pool *pool) {
+/* `kept` is for runs that repeat, NULL for one alone. */
+static bool compare(trial *t, wki_isa isa, wki_pool *pool, wki_loop_kept *kept) {
     restore(t);
-    if (!CHECK(wki_loop_cpu(&t->r, isa, pool)))
+    if (!CHECK(kept ? wki_loop_cpu_again(&t->r, isa, pool, kept) : wki_loop_cpu(&t->r, isa, pool)))
         return false;
     bool ok = CHECK_EQ_I(t->fault, t->want_fault);
     for (int o = 0; o < t->prog.nload + t->prog.nstore; o++) {
@@ -212,9 +213,18 @@ static bool compare_all(trial *t, wki_pool *const *pool, int npool) {
     run_reference(t);
     for (int isa = WKI_ISA_BASELINE; isa <= (int)wki_cpu_isa(); isa++)
         for (int k = 0; k < npool; k++)
-            if (!compare(t, (wki_isa)isa, pool[k]))
+            if (!compare(t, (wki_isa)isa, pool[k], NULL))
                 return false;
-    return true;
+    size_t bytes = wki_loop_kept_bytes(&t->r);
+    wki_loop_kept *kept = bytes ? malloc(bytes) : NULL;
+    bool ok = true;
+    for (int isa = WKI_ISA_BASELINE; kept && ok && isa <= (int)wki_cpu_isa(); isa++) {
+        wki_loop_keep(&t->r, kept);
+        for (int k = 0; ok && k < 2 * npool; k++)
+            ok = compare(t, (wki_isa)isa, pool[k % npool], kept);
+    }
+    free(kept);
+    return ok;
 }
 
 /* ---- random trials ------------------------------------------------------------------------------------------------- */
@@ -638,6 +648,34 @@ TEST(loop, long_rows_over_threads) {
     }
     for (int k = 0; k < 3; k++)
         wki_pool_free(pool[k]);
+    free(t);
+}
+
+/* What is kept of a run holds for other addresses, and gives way where operands overlap. */
+TEST(loop, kept_plans_follow_addresses) {
+    trial *t = malloc(sizeof *t);
+    REQUIRE(t != NULL);
+    for (int k = 0; k < 20; k++) {
+        set_program(t, normalize, sizeof normalize / sizeof *normalize, 1, 3);
+        set_matrix(t, wkt_range(2, 40), wkt_range(2, 80), k % 2);
+        for (int o = 0; o < 4; o++)
+            matrix_operand(t, o, o > 1, 0);
+        fill_all(t, true);
+        t->arg[0] = 1.0f / (float)t->r.size[1];
+        wki_loop_kept *kept = malloc(wki_loop_kept_bytes(&t->r));
+        REQUIRE(kept != NULL);
+        wki_loop_keep(&t->r, kept);
+        void *input = t->r.opnd[0].data;
+        for (int turn = 0; turn < 6; turn++) { /* the input where it was, or where the first result goes */
+            bool in_place = turn % 4 == 1 || turn == 2;
+            t->r.opnd[0].data = in_place ? t->r.opnd[1].data : input;
+            run_reference(t);
+            if (!compare(t, wki_cpu_isa(), NULL, kept))
+                break;
+        }
+        free(kept);
+        drop(t);
+    }
     free(t);
 }
 

@@ -103,6 +103,25 @@ static void compare_random(const wkt_prim_table *got, int prim, float *want, flo
     }
 }
 
+/* A root that is made of an estimate: every significand, both parities of the exponent, at a random exponent. */
+static void compare_roots(const wkt_prim_table *got, void *const *in, uint32_t *want, uint32_t *out,
+                          size_t n) {
+    uint32_t binade = (uint32_t)wkt_below(254) + 1, step = wkt_quick() ? 37 : 1;
+    for (uint32_t at = 0; at < 2u << 23;) {
+        for (size_t i = 0; i < n; i++, at += step)
+            ((uint32_t *)in[0])[i] = ((binade << 23) + at) & 0x7fffffff;
+        const void *operands[1] = {in[0]};
+        wkt_prim_scalar.run[WKT_P_SQRT](want, operands, n);
+        got->run[WKT_P_SQRT](out, operands, n);
+        for (size_t i = 0; i < n; i++)
+            if (out[i] != want[i] && !(isnan(float_of(out[i])) && isnan(float_of(want[i])))) {
+                FAIL("sqrt of %s: %08x gives %08x, scalar C %08x", got->name, ((uint32_t *)in[0])[i], out[i],
+                     want[i]);
+                return;
+            }
+    }
+}
+
 void wkt_prims_compare(const wkt_prim_table *got) {
     size_t n = wkt_quick() ? 1 << 12 : 1 << 16;
     void *buffer[5] = {0};
@@ -120,6 +139,7 @@ void wkt_prims_compare(const wkt_prim_table *got) {
         else
             compare_random(got, prim, buffer[3], buffer[4], n < 4096 ? n : 4096);
     }
+    compare_roots(got, buffer, buffer[3], buffer[4], n);
 out:
     for (int i = 0; i < 5; i++)
         free(buffer[i]);

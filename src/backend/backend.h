@@ -64,6 +64,12 @@ bool wki_report_fault(wk_ctx *c, int32_t fault, const wki_loop_run *r);
 
 /* CPU: runs a loop program now. backend/cpu/loop.c. Returns false when out of memory (caller reports). */
 bool wki_loop_cpu(const wki_loop_run *r, wki_isa isa, wki_pool *pool);
+/* The same for a run that is repeated with only its operands' addresses, arguments and sequence numbers changed: what can be
+   known of r beforehand is in k, of wki_loop_kept_bytes(r) bytes and filled by wki_loop_keep(r, k); NULL where those are 0. */
+typedef struct wki_loop_kept wki_loop_kept;
+size_t wki_loop_kept_bytes(const wki_loop_run *r);
+void wki_loop_keep(const wki_loop_run *r, wki_loop_kept *k);
+bool wki_loop_cpu_again(const wki_loop_run *r, wki_isa isa, wki_pool *pool, wki_loop_kept *k);
 /* The slow twin that defines loop programs: scalar, one element at a time, any strides. */
 bool wki_loop_reference(const wki_loop_run *r);
 

@@ -60,10 +60,28 @@ typedef uint64_t wki_nu64 __attribute__((vector_size(4 * WKI_LANES)));
 #define WK_SCALE(x, t) ((WK_F)_mm512_scalef_ps((__m512)(x), (__m512)((t)-WK_FC(WK_MAGIC))))
 #define WK_MASK(m) ((WK_I)_mm512_movm_epi32(m))
 #define WK_TEST(i) _mm512_movepi32_mask((__m512i)(i))
-#define WK_SQRT(x) ((WK_F)_mm512_sqrt_ps((__m512)(x)))
+#define WK_SQRT(x) ((WK_F)wkn_newton_sqrt((__m512)(x)))
 #define WK_FMA(a, b, c) ((WK_F)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
 #define WKI_ANY(m) ((m) != 0)
 #define WKI_MUL_EVEN(a, b) ((wki_nu64)_mm512_mul_epu32((__m512i)(a), (__m512i)(b)))
+
+/* The correctly rounded root without the divider, which a division beside it keeps busy: root and half = 1 / (2 root) by a
+ * step of Newton's method (Markstein 1990), then once more by the root's exact residue. Right for every estimate within
+ * 2^-14, whatever the processor: tried out for all significands and all such estimates. Residues are exact from 2^-102 on. */
+WK_FN __m512 wkn_newton_sqrt(__m512 x) {
+    const __m512 one_half = _mm512_set1_ps(0.5f);
+    const __m512i least = _mm512_set1_epi32(0x0c800000), span = _mm512_set1_epi32(0x7f800000 - 0x0c800000);
+    __mmask16 nonzero = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+    __m512i above = _mm512_sub_epi32(_mm512_castps_si512(x), least);
+    if (__builtin_expect(_mm512_mask_cmpge_epu32_mask(nonzero, above, span), 0))
+        return _mm512_sqrt_ps(x);
+    __m512 y = _mm512_maskz_rsqrt14_ps(nonzero, x);
+    __m512 root = _mm512_mul_ps(x, y), half = _mm512_mul_ps(one_half, y);
+    __m512 error = _mm512_fnmadd_ps(root, half, one_half);
+    root = _mm512_fmadd_ps(root, error, root);
+    half = _mm512_fmadd_ps(half, error, half);
+    return _mm512_fmadd_ps(_mm512_fnmadd_ps(root, root, x), half, root);
+}
 
 #else
 

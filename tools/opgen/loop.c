@@ -335,19 +335,25 @@ static const char *prim_name(const char *enum_name) {
     return "";
 }
 
-/* One vector of the program: `p` has an address per operand, loads first. */
+/* The program for the vector from element i on: `p` has an address per operand, loads first; an operand that is the same for
+   all elements does not move. */
 static void emit_straight(FILE *f, const compiler *s) {
     const op *o = s->o;
-    fprintf(f, "static inline void body_%s(float *const *p, const float *arg) {\n    (void)arg;\n", o->name);
+    int narg = 0;
+    for (int i = 0; i < o->nattr; i++)
+        narg += !is_structural(o->attr[i].kind);
+    fprintf(f, "INLINE void body_%s(float *const *p, const int64_t *moves, int64_t i, const float *arg) {\n",
+            o->name);
+    fprintf(f, "    (void)arg, (void)moves;\n");
     for (int i = 0; i < s->n; i++) {
         const inst *k = &s->in[i];
         if (is(k->code, "STORE")) {
-            fprintf(f, "    put(p[%d], v%d);\n", k->a, k->b);
+            fprintf(f, "    put(p[%d] + i, v%d);\n", k->a, k->b);
             continue;
         }
         fprintf(f, "    %s v%d = ", k->type == 'F' ? "wki_nf" : "wki_ni", i);
         if (is(k->code, "LOAD"))
-            fprintf(f, "get(p[%d]);\n", k->a);
+            fprintf(f, "get(p[%d] + (i & moves[%d]));\n", k->a, k->a);
         else if (is(k->code, "ARG"))
             fprintf(f, "splat(arg[%d]);\n", k->a);
         else if (is(k->code, "CONST") && k->type == 'F')
@@ -362,7 +368,7 @@ static void emit_straight(FILE *f, const compiler *s) {
                                 : "wkn_%s(v%d);\n",
                     prim_name(k->sub), k->a, k->b, k->c);
     }
-    fprintf(f, "}\nSTRAIGHT(%s, %d, %d)\n\n", o->name, o->nin, s->nstore);
+    fprintf(f, "}\nSTRAIGHT(%s, %d, %d, %d)\n\n", o->name, o->nin, s->nstore, narg);
 }
 
 /* Which of an op's programs is compiled ahead, -1: none. One is enough: the others convert types. */

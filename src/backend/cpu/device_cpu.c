@@ -120,8 +120,9 @@ static bool cpu_sync(wk_ctx *c) {
 
 /* Per context and plan: runs whose addresses are filled in each time. */
 typedef struct cpu_plan {
-    wki_loop_run **run; /* per step; loops only */
-    char *run_memory;
+    wki_loop_run **run;   /* per step; loops only */
+    wki_loop_kept **kept; /* per step: what is known of that, or NULL */
+    char *run_memory, *kept_memory;
     float *arg; /* VALUE attributes as floats, per step at arg0 */
     uint64_t *rng;
     int *arg0, *rng0;
@@ -132,6 +133,8 @@ static void cpu_release(wk_ctx *c, void *p) {
     (void)c;
     cpu_plan *cp = p;
     wki_free(cp->run);
+    wki_free(cp->kept);
+    wki_free(cp->kept_memory);
     wki_free(cp->run_memory);
     wki_free(cp->arg);
     wki_free(cp->rng);
@@ -157,24 +160,26 @@ static bool grow_arena(wk_ctx *c, int64_t bytes) {
 
 static void *cpu_prepare(wk_ctx *c, const wki_plan *p) {
     cpu_plan *cp = wki_calloc(1, sizeof *cp);
-    size_t n = (size_t)p->nstep + 1, nargs = 1, nrng = 1, bytes = 64;
+    size_t n = (size_t)p->nstep + 1, nargs = 1, nrng = 1, bytes = 64, kept = 64;
     for (int i = 0; i < p->nstep; i++)
         if (p->step[i].kind == WKI_STEP_LOOP) {
             nargs += (size_t)p->step[i].prog.narg;
             nrng += (size_t)p->step[i].prog.nrng;
             bytes += wki_loop_run_bytes(p->step[i].prog.nload + p->step[i].prog.nstore);
+            kept += wki_loop_kept_bytes(p->step[i].run);
         }
-    if (!cp || !(cp->run = wki_calloc(n, sizeof *cp->run)) ||
+    if (!cp || !(cp->run = wki_calloc(n, sizeof *cp->run)) || !(cp->kept = wki_calloc(n, sizeof *cp->kept)) ||
         !(cp->arg = wki_calloc(nargs, sizeof *cp->arg)) || !(cp->rng = wki_calloc(nrng, sizeof *cp->rng)) ||
         !(cp->arg0 = wki_calloc(n, sizeof *cp->arg0)) || !(cp->rng0 = wki_calloc(n, sizeof *cp->rng0)) ||
-        !(cp->run_memory = wki_malloc(bytes)) || !grow_arena(c, p->arena_bytes)) {
+        !(cp->run_memory = wki_malloc(bytes)) || !(cp->kept_memory = wki_malloc(kept)) ||
+        !grow_arena(c, p->arena_bytes)) {
         if (cp)
             cpu_release(c, cp);
         wki_fail(c, WK_NOMEM, "no host memory to prepare a plan");
         return NULL;
     }
     int a = 0, r = 0;
-    char *at = cp->run_memory;
+    char *at = cp->run_memory, *kept_at = cp->kept_memory;
     for (int i = 0; i < p->nstep; i++) {
         const wki_step *s = &p->step[i];
         if (s->kind != WKI_STEP_LOOP)
@@ -183,6 +188,11 @@ static void *cpu_prepare(wk_ctx *c, const wki_plan *p) {
         wki_loop_run *run = cp->run[i] = (wki_loop_run *)at;
         memcpy(run, s->run, size);
         at += size;
+        if ((size = wki_loop_kept_bytes(run))) {
+            cp->kept[i] = (wki_loop_kept *)kept_at;
+            wki_loop_keep(run, cp->kept[i]);
+            kept_at += size;
+        }
         run->prog = &s->prog;
         run->arg = cp->arg + a;
         run->rng_seq = cp->rng + r;
@@ -204,7 +214,7 @@ static bool run_loop_step(wk_ctx *c, cpu_plan *cp, const wki_step *s, int i, con
     for (int k = 0; k < s->prog.nrng; k++)
         cp->rng[cp->rng0[i] + k] = a->rng_base + (uint64_t)s->rng[k];
     r->seed = a->seed;
-    return wki_loop_cpu(r, c->rt->isa, c->rt->pool) ||
+    return wki_loop_cpu_again(r, c->rt->isa, c->rt->pool, cp->kept[i]) ||
            wki_fail(c, WK_NOMEM, "no host memory for the loop's scratch space");
 }
 

@@ -290,6 +290,39 @@ static void run_batch(void *arg, int64_t begin, int64_t end, int worker) {
         run_matrix(job->g, job->pl, NULL, mine, i);
 }
 
+/* One block on one thread, read where it lies but for a B that tiles cannot read: make_plan would find as much, in more time
+ * than a small product takes. */
+static int small(const wki_gemm *g, const wki_gemm_tier *tier) {
+    const int64_t most = DIRECT_BYTES / 4;
+    return g->batch == 1 && g->m > 1 && g->n > 1 && g->m <= tier->mc && g->k <= tier->kc &&
+           g->n <= 4 * tier->nr && g->k * g->n <= most && g->m * g->k <= most &&
+           (double)(g->m * g->n * g->k) < MIN_FLOPS_PER_THREAD;
+}
+
+static void run_small(const wki_gemm *g, const wki_gemm_tier *tier, float *strip) {
+    int m = (int)g->m, tiles = (m + tier->mr - 1) / tier->mr, height = m / tiles, high = m % tiles;
+    int pack_b = g->b_cs != 1 || (!tier->tails && g->n % tier->nr);
+    wki_gemm_tile t; /* set field by field: clearing it first is felt */
+    t.k = g->k, t.a_rs = g->a_rs, t.a_cs = g->a_cs, t.c_rs = g->c_rs;
+    t.alpha = g->alpha, t.beta = g->beta, t.act = g->act;
+    t.b_rs = pack_b ? tier->nr : g->b_rs;
+    t.next = NULL, t.next_rs = 0;
+    for (int64_t j = 0; j < g->n; j += tier->nr) {
+        t.n = (int)min64(tier->nr, g->n - j);
+        t.b = pack_b ? strip : g->b + j;
+        t.bias_n = g->bias_n ? g->bias_n + j : NULL;
+        if (pack_b)
+            tier->pack(strip, tier->nr, g->b + j * g->b_cs, g->b_rs, g->b_cs, g->k, t.n);
+        for (int i = 0; i < m; i += t.m) {
+            t.m = height + (i < high * (height + 1));
+            t.a = g->a + i * g->a_rs;
+            t.c = g->c + i * g->c_rs + j;
+            t.bias_m = g->bias_m ? g->bias_m + i : NULL;
+            tier->tile(&t);
+        }
+    }
+}
+
 size_t wki_gemm_workspace(const wki_gemm *g, wki_isa isa, int nthreads) {
     if (no_output(g) || g->k <= 0)
         return 0;
@@ -304,6 +337,10 @@ void wki_gemm_run(const wki_gemm *g, wki_isa isa, wki_pool *pool, void *workspac
         return;
     if (g->k <= 0) {
         wki_gemm_reference(g);
+        return;
+    }
+    if (small(g, tier_of(isa))) {
+        run_small(g, tier_of(isa), workspace);
         return;
     }
     wki_gemm n = normalised(g);

@@ -62,12 +62,25 @@ INLINE void finish(const wki_gemm_tile *t, __m512 acc[MR][2], __mmask16 last, co
     }
 }
 
-INLINE void start(const wki_gemm_tile *t, __m512 acc[MR][2], const int m, const int nv) {
+INLINE void fetch_c(const wki_gemm_tile *t, const int m, const int nv) {
     EACH(i, m) {
-        EACH(v, nv) {
-            _mm_prefetch((const char *)(t->c + i * t->c_rs + v * LANES), _MM_HINT_T0);
-            acc[i][v] = _mm512_setzero_ps();
-        }
+        EACH(v, nv) { _mm_prefetch((const char *)(t->c + i * t->c_rs + v * LANES), _MM_HINT_T0); }
+    }
+}
+
+INLINE void start(__m512 acc[MR][2], const int m, const int nv) {
+    EACH(i, m) {
+        EACH(v, nv) { acc[i][v] = _mm512_setzero_ps(); }
+    }
+}
+
+INLINE void step(__m512 acc[MR][2], const float *const row[(MR + 2) / 3], int64_t a_rs, const float *b,
+                 __mmask16 last, const int m, const int nv) {
+    __m512 bv[2];
+    EACH(v, nv) { bv[v] = _mm512_maskz_loadu_ps(v == nv - 1 ? last : 0xffff, b + v * LANES); }
+    EACH(i, m) {
+        __m512 av = _mm512_set1_ps(row[i / 3][i % 3 * a_rs]);
+        EACH(v, nv) { acc[i][v] = _mm512_fmadd_ps(av, bv[v], acc[i][v]); }
     }
 }
 
@@ -83,18 +96,19 @@ INLINE void tile(const wki_gemm_tile *t, const int m, const int nv) {
         row[r] = t->a + 3 * r * a_rs;
         __asm__("" : "+r"(row[r])); /* keeps the compiler from deriving the pointers from one another */
     }
-    start(t, acc, m, nv);
-    for (int64_t p = 0; p < k; p++) {
-        __m512 bv[2];
-        EACH(v, nv) { bv[v] = _mm512_maskz_loadu_ps(v == nv - 1 ? last : 0xffff, b + v * LANES); }
-        EACH(i, m) {
-            __m512 av = _mm512_set1_ps(row[i / 3][i % 3 * a_rs]);
-            EACH(v, nv) { acc[i][v] = _mm512_fmadd_ps(av, bv[v], acc[i][v]); }
+    start(acc, m, nv);
+    if (next) {
+        fetch_c(t, m, nv);
+        for (int64_t p = 0; p < k; p++, b += b_rs, next += next_rs) {
+            step(acc, row, a_rs, b, last, m, nv);
+            EACH(r, (m + 2) / 3) { row[r] += a_cs; }
+            _mm_prefetch((const char *)next, _MM_HINT_T1);
         }
-        EACH(r, (m + 2) / 3) { row[r] += a_cs; }
-        b += b_rs;
-        _mm_prefetch((const char *)next, _MM_HINT_T1);
-        next += next_rs;
+    } else {
+        for (int64_t p = 0; p < k; p++, b += b_rs) {
+            step(acc, row, a_rs, b, last, m, nv);
+            EACH(r, (m + 2) / 3) { row[r] += a_cs; }
+        }
     }
     finish(t, acc, last, m, nv);
 }
@@ -114,7 +128,8 @@ INLINE void tile_packed(const wki_gemm_tile *t, const int m) {
     int64_t k = t->k, next_rs = t->next_rs;
     const float *a = t->a, *b = t->b, *next = t->next;
     __m512 acc[MR][2];
-    start(t, acc, m, 2);
+    start(acc, m, 2);
+    fetch_c(t, m, 2);
     for (; k >= STEPS; k -= STEPS) {
         EACH(u, STEPS) {
             step_packed(acc, a + u * m, b + u * NR, m);
@@ -143,7 +158,7 @@ static void run_tile(const wki_gemm_tile *t) {
 #define ROW(m) {tile_##m##x1, tile_##m##x2},
     static void (*const tiles[MR][2])(const wki_gemm_tile *) = {FOR_EACH_M(ROW)};
     static void (*const packed[])(const wki_gemm_tile *) = {tile_12_packed, tile_13_packed, tile_14_packed};
-    if (t->m >= 12 && t->n == NR && t->a_rs == 1 && t->a_cs == t->m && t->b_rs == NR)
+    if (t->m >= 12 && t->n == NR && t->next && t->a_rs == 1 && t->a_cs == t->m && t->b_rs == NR)
         packed[t->m - 12](t);
     else
         tiles[t->m - 1][t->n > LANES](t);

@@ -26,7 +26,7 @@ typedef struct {
     float alpha, beta;
     const float *bias_n, *bias_m; /* NULL: none */
     wki_act act;
-    const float *next; /* worth fetching into the cache: a row of B for each k */
+    const float *next; /* worth fetching into the cache: a row of B for each k. NULL: all is near, C too */
     int64_t next_rs;
 } wki_gemm_tile;
 

@@ -14,6 +14,7 @@ enum {
     PLAIN_WORK = 1 << 16,   /* element-instructions from which a plan pays */
     THREAD_WORK = 1 << 17,  /* element-instructions that are worth a thread */
     INNER_WORK = 1 << 16,   /* elements from which one unit is spread over threads */
+    KEEP_WORK = 1 << 18,    /* element-instructions beside which planning is nothing */
 };
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -283,11 +284,23 @@ static bool overlap(const wki_loop_plan *p, int v, int w) {
     return x < y + p->end[w] * dtype_bytes[b->dtype] && y < x + p->end[v] * dtype_bytes[a->dtype];
 }
 
+/* Marks loads that read where a store may write, and returns whether there are any. */
+static bool find_aliases(wki_loop_plan *p) {
+    int nload = p->r->prog->nload, nopnd = nload + p->r->prog->nstore;
+    bool aliased = false;
+    for (int k = 0; k < p->nview; k++)
+        for (int l = 0, w = p->view[k]; w >= nload && w < nopnd && l < p->nview; l++) {
+            int v = p->view[l];
+            if (v < nload && overlap(p, v, w))
+                aliased = p->careful[v] = true;
+        }
+    return aliased;
+}
+
 /* Finds the views in use, and whether anything reduces. Returns whether a store may write where a load reads. */
 static bool find_views(wki_loop_plan *p) {
     const wki_loop_run *r = p->r;
     uint64_t seen = 0;
-    bool aliased = false;
     p->nview = 0;
     for (int i = 0; i < p->ninst; i++) {
         int c = p->inst[i].code;
@@ -303,14 +316,7 @@ static bool find_views(wki_loop_plan *p) {
         p->end[v] = end;
         p->careful[v] = p->copied[v] = false;
     }
-    int nload = r->prog->nload, nopnd = nload + r->prog->nstore;
-    for (int k = 0; k < p->nview; k++)
-        for (int l = 0, w = p->view[k]; w >= nload && w < nopnd && l < p->nview; l++) {
-            int v = p->view[l];
-            if (v < nload && overlap(p, v, w))
-                aliased = p->careful[v] = true;
-        }
-    return aliased;
+    return find_aliases(p);
 }
 
 static void span_add(wki_span *s, const int64_t *size, const int64_t *stride, int first, int last) {
@@ -527,7 +533,7 @@ static bool make_plan(wki_loop_plan *p, const wki_loop_run *r) {
     if (!p->nrow)
         return false;
     p->layout = r->nred ? WKI_ROWS : WKI_FLAT;
-    bool aliased = find_views(p);
+    bool aliased = p->aliased = find_views(p);
     if (p->nelem * p->ninst <= WKI_LOOP_LEAN) {
         order_lean(p, aliased);
         assign_lean(p, &g);
@@ -575,8 +581,8 @@ static bool contiguous(const wki_loop_run *r, const wki_operand *o) {
     return true;
 }
 
-/* Runs what needs no plan. */
-static bool run_plain(const wki_loop_run *r, wki_loop_plain *run) {
+/* May r run without a plan, whatever its operands' addresses unless they overlap? */
+static bool plain_fits(const wki_loop_run *r) {
     const wki_loop *p = r->prog;
     int64_t n = 1;
     if (r->nred || p->ninst > WKI_LOOP_PLAIN || p->inst[p->ninst - 1].code != WKI_L_STORE)
@@ -588,23 +594,33 @@ static bool run_plain(const wki_loop_run *r, wki_loop_plain *run) {
     for (int o = 0; o < p->nload + p->nstore; o++)
         if (!contiguous(r, &r->opnd[o]))
             return false;
-    uint32_t copied = 0, codes = 0;
-    bool overtaken = false;
-    for (int i = 0; i < p->ninst; i++) {
-        overtaken |= p->inst[i].code == WKI_L_LOAD && codes >> WKI_L_STORE & 1;
+    uint32_t codes = 0;
+    for (int i = 0; i < p->ninst; i++)
         codes |= 1u << p->inst[i].code;
-    }
-    if (codes &
-        ~(1u << WKI_L_LOAD | 1u << WKI_L_STORE | 1u << WKI_L_PRIM | 1u << WKI_L_CONST | 1u << WKI_L_ARG))
+    return !(codes & ~(1u << WKI_L_LOAD | 1u << WKI_L_STORE | 1u << WKI_L_PRIM | 1u << WKI_L_CONST |
+                       1u << WKI_L_ARG));
+}
+
+static bool run_plain(const wki_loop_run *r, wki_loop_plain *run) {
+    const wki_loop *p = r->prog;
+    if (!plain_fits(r))
         return false;
+    int64_t n = 1;
+    for (int d = 0; d < r->ndim; d++)
+        n *= r->size[d];
+    uint32_t copied = 0;
     for (int i = 0; i < p->nload; i++)
         for (int j = 0; j < p->nstore; j++) { /* no element has more than 8 bytes */
             uintptr_t a = (uintptr_t)r->opnd[i].data, b = (uintptr_t)r->opnd[p->nload + j].data;
             if (a - b < (uintptr_t)n * 8 || b - a < (uintptr_t)n * 8)
                 copied |= 1u << i;
         }
-    if (copied && overtaken)
-        return false;
+    bool stored = false;
+    for (int i = 0; copied && i < p->ninst; i++) {
+        if (stored && p->inst[i].code == WKI_L_LOAD)
+            return false;
+        stored |= p->inst[i].code == WKI_L_STORE;
+    }
     run(r, n, copied);
     return true;
 }
@@ -620,28 +636,77 @@ static void run_part(void *arg, int64_t begin, int64_t end, int worker) {
     j->run(j->plan, begin, end);
 }
 
-static __attribute__((noinline)) bool run_planned(const wki_loop_run *r, wki_loop_units *run,
+static void run_plan(wki_loop_plan *p, wki_loop_units *run, wki_pool *pool) {
+    int64_t work = p->nelem * p->ninst;
+    p->pool = NULL;
+    if (!pool || work < 2 * THREAD_WORK) {
+        run(p, 0, p->units);
+        return;
+    }
+    if (p->split && p->units < 2 * wki_pool_size(pool) && p->nelem / p->units >= INNER_WORK) {
+        p->pool = pool;
+        p->grain = ceil_div(THREAD_WORK, p->ninst);
+        run(p, 0, p->units);
+        return;
+    }
+    job j = {p, run};
+    wki_pool_for(pool, p->units, run_part, &j, ceil_div(THREAD_WORK * p->units, work));
+}
+
+static __attribute__((noinline)) void run_planned(const wki_loop_run *r, wki_loop_units *run,
                                                   wki_pool *pool) {
     wki_loop_plan p;
-    if (!make_plan(&p, r))
-        return true;
-    int64_t work = p.nelem * p.ninst;
-    if (!pool || work < 2 * THREAD_WORK) {
-        run(&p, 0, p.units);
-        return true;
-    }
-    if (p.split && p.units < 2 * wki_pool_size(pool) && p.nelem / p.units >= INNER_WORK) {
-        p.pool = pool;
-        p.grain = ceil_div(THREAD_WORK, p.ninst);
-        run(&p, 0, p.units);
-        return true;
-    }
-    job j = {&p, run};
-    wki_pool_for(pool, p.units, run_part, &j, ceil_div(THREAD_WORK * p.units, work));
-    return true;
+    if (make_plan(&p, r))
+        run_plan(&p, run, pool);
 }
 
 bool wki_loop_cpu(const wki_loop_run *r, wki_isa isa, wki_pool *pool) {
     const executor *e = executor_of(isa);
-    return wki_straight_run(r, isa, pool) || run_plain(r, e->plain) || run_planned(r, e->units, pool);
+    wki_straight s;
+    if (wki_straight_fits(r, &s))
+        wki_straight_run(r, &s, isa, pool);
+    else if (!run_plain(r, e->plain))
+        run_planned(r, e->units, pool);
+    return true;
+}
+
+/* ---- running again ------------------------------------------------------------------------------------------------- */
+
+struct wki_loop_kept {
+    bool straight;
+    wki_straight s;     /* only this where `straight` */
+    wki_loop_plan plan; /* of nothing where plan.r is NULL */
+};
+
+size_t wki_loop_kept_bytes(const wki_loop_run *r) {
+    wki_straight s;
+    if (wki_straight_fits(r, &s))
+        return wki_loop_up16(offsetof(wki_loop_kept, plan));
+    int64_t work = r->prog->ninst;
+    for (int d = 0; d < r->ndim; d++)
+        work *= r->size[d];
+    return work > KEEP_WORK || plain_fits(r) ? 0 : sizeof(wki_loop_kept);
+}
+
+void wki_loop_keep(const wki_loop_run *r, wki_loop_kept *k) {
+    k->straight = wki_straight_fits(r, &k->s);
+    if (!k->straight)
+        k->plan.r = NULL;
+}
+
+/* A plan depends on addresses only where operands overlap. */
+bool wki_loop_cpu_again(const wki_loop_run *r, wki_isa isa, wki_pool *pool, wki_loop_kept *k) {
+    if (!k)
+        return wki_loop_cpu(r, isa, pool);
+    if (k->straight) {
+        wki_straight_run(r, &k->s, isa, pool);
+        return true;
+    }
+    wki_loop_plan *p = &k->plan;
+    bool ready = (p->r && !find_aliases(p)) || make_plan(p, r);
+    if (ready)
+        run_plan(p, executor_of(isa)->units, pool);
+    if (!ready || p->aliased)
+        p->r = NULL;
+    return true;
 }

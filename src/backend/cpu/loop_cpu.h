@@ -52,7 +52,8 @@ typedef struct wki_loop_plan {
     int64_t grain;  /* elements that are worth a thread */
     wki_layout layout;
     bool split, reduces;
-    bool block; /* COLS: a tile is one RED step of a block of rows, addressed over `row` */
+    bool aliased; /* a store may write where a load reads */
+    bool block;   /* COLS: a tile is one RED step of a block of rows, addressed over `row` */
     bool
         tight; /* reductions read whole vectors at row ends: loads want WKI_LOOP_PAD readable floats behind a tile */
     int ninst, nstage;

@@ -18,8 +18,8 @@ static tier_fn tier_of(wki_isa isa) {
 typedef struct job {
     tier_fn fn;
     int which;
+    const uint8_t *fixed;
     float *data[WKI_LOOP_MAX_OPERANDS];
-    uint8_t fixed[WKI_LOOP_MAX_OPERANDS];
     const float *arg;
 } job;
 
@@ -44,26 +44,33 @@ static bool simple(const wki_loop_run *r, const wki_operand *o, bool store, uint
     return o->dtype == WK_F32 && (dense || (all_zero && !store));
 }
 
-bool wki_straight_run(const wki_loop_run *r, wki_isa isa, wki_pool *pool) {
+bool wki_straight_fits(const wki_loop_run *r, wki_straight *s) {
     const wki_loop *l = r->prog;
     if (!l->straight)
         return false;
-    job j = {.fn = tier_of(isa), .which = l->straight, .arg = r->arg};
-    int64_t n = 1;
+    s->n = 1;
     for (int d = 0; d < r->ndim; d++) {
-        n *= r->size[d];
+        s->n *= r->size[d];
         if (r->logical[d] != d)
             return false;
     }
-    for (int o = 0; o < l->nload + l->nstore; o++) {
-        if (!simple(r, &r->opnd[o], o >= l->nload, &j.fixed[o]))
+    for (int o = 0; o < l->nload + l->nstore; o++)
+        if (!simple(r, &r->opnd[o], o >= l->nload, &s->fixed[o]))
             return false;
-        j.data[o] = r->opnd[o].data;
-    }
-    enum { GRAIN = 16384 }; /* elements below which a second thread costs more than it saves */
-    if (n <= GRAIN)
-        part(&j, 0, n, 0);
-    else
-        wki_pool_for(pool, n, part, &j, GRAIN);
     return true;
+}
+
+void wki_straight_run(const wki_loop_run *r, const wki_straight *s, wki_isa isa, wki_pool *pool) {
+    enum { GRAIN = 16384 }; /* elements below which a second thread costs more than it saves */
+    job j;
+    j.fn = tier_of(isa);
+    j.which = r->prog->straight;
+    j.fixed = s->fixed;
+    j.arg = r->arg;
+    for (int o = 0; o < r->prog->nload + r->prog->nstore; o++)
+        j.data[o] = r->opnd[o].data;
+    if (s->n <= GRAIN)
+        part(&j, 0, s->n, 0);
+    else
+        wki_pool_for(pool, s->n, part, &j, GRAIN);
 }

@@ -13,7 +13,13 @@ WKI_STRAIGHT_TIER(baseline)
 WKI_STRAIGHT_TIER(avx2)
 WKI_STRAIGHT_TIER(avx512)
 
-/* Runs r that way when its program has such code and all operands are f32, contiguous or a single element. False: not done. */
-bool wki_straight_run(const wki_loop_run *r, wki_isa isa, wki_pool *pool);
+typedef struct wki_straight {
+    int64_t n;                            /* elements */
+    uint8_t fixed[WKI_LOOP_MAX_OPERANDS]; /* an operand that is one element for all */
+} wki_straight;
+
+/* Has r's program such code, and are all operands f32, contiguous or a single element? Whatever their addresses. */
+bool wki_straight_fits(const wki_loop_run *r, wki_straight *s);
+void wki_straight_run(const wki_loop_run *r, const wki_straight *s, wki_isa isa, wki_pool *pool);
 
 #endif
