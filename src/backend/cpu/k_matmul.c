@@ -107,7 +107,9 @@ static products bmm_products(const wki_launch *l) {
     return p;
 }
 
-bool wki_k_bmm_gemm_ok(const wki_launch *l) { return l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32; }
+bool wki_k_bmm_gemm_ok(const wki_launch *l) {
+    return wki_k_needs(l, l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32, "f32");
+}
 
 size_t wki_k_bmm_gemm_workspace(const wki_launch *l) {
     if (l->out[0].numel == 0)
@@ -154,7 +156,7 @@ static products linear_products(const wki_launch *l) {
 static bool copied_bias(const wki_view *b) { return !wki_k_absent(b) && !b->plain; }
 
 bool wki_k_linear_gemm_ok(const wki_launch *l) {
-    return l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32;
+    return wki_k_needs(l, l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32, "f32");
 }
 
 static size_t bias_bytes(const wki_view *b) {
