@@ -256,6 +256,9 @@ WK_API wk_module *wk_module_new(wk_ctx *c, const char *kind, wk_fn forward, void
 WK_API void wk_module_free(wk_module *m); /* children too */
 WK_API wk_tensor *wk_module_param(wk_module *m, const char *name,
                                   wk_tensor *t); /* sets requires_grad; returns t */
+/* State that is not trained, such as running statistics: no gradient, not among the parameters; forward writes it in place
+   (wk_copy_) where it must. Returns t. */
+WK_API wk_tensor *wk_module_buffer(wk_module *m, const char *name, wk_tensor *t);
 /* m owns child from now on; returns child. A name may contain dots ("blocks.0"). */
 WK_API wk_module *wk_module_child(wk_module *m, const char *name, wk_module *child);
 WK_API wk_tensor *wk_forward(wk_module *m, wk_tensor *x);
@@ -266,17 +269,19 @@ WK_API wk_module *wk_this_module(wk_ctx *c);
 WK_API int wk_module_params(wk_module *m, wk_tensor **out,
                             int max); /* total count, own first, then children in order; a
                                                                         tied parameter once */
-/* Parameter by dotted name ("c1.weight"); NULL when absent. */
+WK_API int wk_module_buffers(wk_module *m, wk_tensor **out, int max); /* likewise, of buffers */
+/* Parameter or buffer by dotted name ("c1.weight"); NULL when absent. */
 WK_API wk_tensor *wk_module_get(wk_module *m, const char *name);
 /* Name of the i-th parameter in wk_module_params order; NULL past the end. Owned by the module, until it changes. */
 WK_API const char *wk_module_param_name(wk_module *m, int i);
-/* The same module in another context, which must be idle during the call: parameters shared with wk_share (tied ones stay
+/* The same module in another context, which must be idle during the call: parameters and buffers shared with wk_share (tied ones stay
    tied), self and forward taken over as they are; free_self runs when the last of them is freed. Handles of children kept in
    self keep working: inside the shared module wk_forward takes the original's handle for the copy's. Tensors kept in self do
    not: reach parameters by wk_module_own(wk_this_module(c), i). */
 WK_API wk_module *wk_module_share(wk_ctx *to, wk_module *m);
-/* i-th own parameter or child, in order of registration; NULL past the end. */
+/* i-th own parameter, buffer or child, in order of registration; NULL past the end. */
 WK_API wk_tensor *wk_module_own(wk_module *m, int i);
+WK_API wk_tensor *wk_module_own_buffer(wk_module *m, int i);
 WK_API wk_module *wk_module_child_at(wk_module *m, int i);
 WK_API void wk_train_mode(wk_module *m, bool training); /* recursive; dropout is the identity when false */
 WK_API bool wk_is_training(wk_module *m);

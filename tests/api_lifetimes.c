@@ -981,6 +981,58 @@ TEST(modules, a_tied_parameter_counts_once) {
     api_end(d);
 }
 
+/* A running mean: the buffer is written in place, eager and compiled, and is no parameter. */
+static void running_mean(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)self, (void)nin, (void)nout;
+    wk_tensor *mean = wk_module_own_buffer(wk_this_module(c), 0);
+    wk_copy_(mean, wk_add(wk_mul_scalar(mean, 0.5), wk_mul_scalar(in[0], 0.5)));
+    out[0] = wk_sub(in[0], mean);
+}
+
+static void forward_it(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)c, (void)nin, (void)nout;
+    out[0] = wk_forward(self, in[0]);
+}
+
+TEST(modules, buffers_are_state_without_gradient) {
+    wk_ctx *c = api_ctx(true), *d = api_ctx(true);
+    wk_module *outer = wk_module_new(c, "outer", identity, NULL, NULL);
+    wk_module *m = wk_module_child(outer, "norm", wk_module_new(c, "norm", running_mean, NULL, NULL));
+    wk_tensor *w = wk_module_param(m, "w", wk_ones(c, WK_F32, SIZE(1))), *p[2] = {0};
+    wk_scope_begin(c);
+    wk_tensor *mean = wk_module_buffer(m, "mean", wk_zeros(c, WK_F32, SIZE(1)));
+    wk_scope_end(c);
+    CHECK(wk_alive(c, mean) && !wk_needs_grad(mean));
+    CHECK_EQ_I(wk_module_params(outer, p, 2), 1);
+    CHECK(p[0] == w && !p[1]);
+    CHECK_EQ_I(wk_module_buffers(outer, p, 2), 1);
+    CHECK(p[0] == mean && wk_module_get(outer, "norm.mean") == mean);
+    CHECK(wk_module_own_buffer(m, 0) == mean && !wk_module_own_buffer(m, 1) &&
+          !wk_module_own_buffer(outer, 0));
+    wk_tensor *x = wk_ones(c, WK_F32, SIZE(1));
+    wk_compiled *f = wk_compile(c, forward_it, m, NULL);
+    CHECK_NEAR(wk_item(wk_forward(m, x)), 0.5, 0);
+    CHECK_NEAR(wk_item(wk_call(f, &x, 1)), 0.25, 0);
+    CHECK_NEAR(wk_item(wk_call(f, &x, 1)), 0.125, 0);
+    CHECK_NEAR(wk_item(mean), 0.875, 0);
+    wk_module *n = wk_module_share(d, outer); /* the same memory */
+    wk_forward(wk_module_child_at(n, 0), wk_ones(d, WK_F32, SIZE(1)));
+    wk_sync(d);
+    CHECK_NEAR(wk_item(mean), 0.9375, 0);
+    wk_module_buffer(m, "mean", wk_ones(c, WK_F32, SIZE(1)));
+    CHECK_ERROR(c, WK_INVALID);
+    wk_module_param(m, "mean", wk_ones(c, WK_F32, SIZE(1)));
+    CHECK_ERROR(c, WK_INVALID);
+    wk_module_buffer(m, "trained", w);
+    CHECK_ERROR(c, WK_INVALID);
+    wk_module_buffer(m, "elsewhere", wk_ones(d, WK_F32, SIZE(1)));
+    CHECK_ERROR(c, WK_HANDLE);
+    wk_module_free(outer);
+    CHECK(!wk_alive(c, mean));
+    api_end(c);
+    api_end(d);
+}
+
 TEST(modules, hold_their_parameters) {
     wk_ctx *c = api_ctx(false);
     wk_module *m = wk_module_new(c, "m", identity, NULL, NULL);

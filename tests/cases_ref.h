@@ -145,6 +145,34 @@ static int ref_full(dten *y, wk_dtype dtype, int ndim, const int64_t *size, doub
     return 1;
 }
 
+/* start + i * step; the op computes with both as floats and rounds once. */
+static int ref_arange(dten *y, wk_dtype dtype, int64_t n, double start, double step) {
+    new_out(y, dtype, 1, &n);
+    for (int64_t i = 0; i < n; i++)
+        y->v[i] = start + (double)i * step;
+    return 1;
+}
+
+/* The first of the largest, or the first NaN, along dim. */
+static int ref_argmax(const dten *x, dten *y, int dim, bool keepdim) {
+    int64_t size[WK_MAX_DIMS], inner = 1, n = x->ndim ? x->size[dim] : 1;
+    int nd = 0;
+    for (int d = 0; d < x->ndim; d++) {
+        if (d != dim || keepdim)
+            size[nd++] = d == dim ? 1 : x->size[d];
+        inner *= d > dim ? x->size[d] : 1;
+    }
+    new_out(y, WK_I64, nd, size);
+    for (int64_t i = 0; i < y->n; i++) {
+        const double *v = x->v + i / inner * n * inner + i % inner;
+        int64_t best = 0;
+        for (int64_t k = 1; k < n && !isnan(v[best * inner]); k++)
+            best = isnan(v[k * inner]) || v[k * inner] > v[best * inner] ? k : best;
+        y->v[i] = (double)best;
+    }
+    return 1;
+}
+
 static int ref_random(dten *y, wk_dtype dtype, int ndim, const int64_t *size, double p) {
     new_out(y, dtype, ndim, size);
     for (int64_t i = 0; i < y->n; i++) {

@@ -195,6 +195,15 @@ bench_devices() {
     grep -qE '^mlp_step_host +skipped: ' "$dir/out" && grep -qF 'its case was skipped' "$dir/err"
 }
 
+# What the library writes about kernels, to stderr alone: the one that runs, and why a better one does not.
+traces() {
+    status 0 env WICK_TRACE=dispatch "$wick" train --model cnn --epochs 1 --batch 8 --compile off --data-dir "$dir/data" &&
+        grep -qE '^wick dispatch: conv2d on cpu: [a-z0-9_]+ runs$' "$dir/err" && ! grep -q dispatch "$dir/out" &&
+        status 0 env WICK_TRACE=plan,graph "$wick" train --model mlp --epochs 1 --batch 8 --data-dir "$dir/data" &&
+        grep -qE '^plan [0-9a-f]+: [0-9]+ steps' "$dir/err" && ! grep -q dispatch "$dir/err" &&
+        status 0 train "$dir/data" && [ ! -s "$dir/err" ]
+}
+
 bar_on_a_terminal() {
     script -qec "$wick train --model mlp --epochs 2 --batch 4 --data-dir $dir/data" /dev/null >"$dir/out" 2>&1 </dev/null ||
         { cat "$dir/out"; return 1; }
@@ -217,6 +226,7 @@ check cli.every_length every_length
 check cli.unwritable_output unwritable_output
 check cli.lists lists
 check cli.benches benches
+check cli.traces traces
 check cli.bench_ratios bench_ratios
 check cli.bench_demo bench_demo
 check cli.bench_devices bench_devices

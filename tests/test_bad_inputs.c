@@ -243,6 +243,17 @@ typedef struct bad_call {
     BAD(INVALID, sum_dims_null, wki_sum(c, o->t, NULL, 2, false))                                            \
     BAD(INVALID, sum_dims_negative, wki_sum(c, o->t, L(0), -1, false))                                       \
     BAD(SHAPE, max_dim, wki_max(c, o->t, L(5), 1, true))                                                     \
+    BAD(SHAPE, argmax_dim, wki_argmax(c, o->t, 3, true))                                                     \
+    BAD(SHAPE, argmax_none, wki_argmax(c, wki_slice(c, o->t, 1, 0, 0, 1), 1, true))                          \
+    BAD(DTYPE, argmax_i64, wki_argmax(c, o->i, 0, true))                                                     \
+    BAD(INVALID, arange_step, wki_arange(c, WK_F32, 0, 1, 0))                                                \
+    BAD(INVALID, arange_nan, wki_arange(c, WK_F32, 0, NAN, 1))                                               \
+    BAD(SHAPE, arange_many, wki_arange(c, WK_F32, 0, 1e300, 1))                                              \
+    BAD(DTYPE, arange_dtype, wki_arange(c, WK_F64, 0, 1, 1))                                                 \
+    BAD(DTYPE, arange_no_dtype, wki_arange(c, (wk_dtype)77, 0, 1, 1))                                        \
+    BAD(INVALID, arange_half, wki_arange(c, WK_I64, 0.5, 3, 1))                                              \
+    BAD(INVALID, arange_u8, wki_arange(c, WK_U8, 0, 300, 1))                                                 \
+    BAD(INVALID, arange_last, wki_arange(c, WK_I64, 0, 0x1p33, 0x1p31))                                      \
     BAD(SHAPE, mean_dim, wki_mean(c, o->t, L(3), 1, true))                                                   \
     BAD(SHAPE, mean_dim_twice, wki_mean(c, o->t, L(0, 0), 2, true))                                          \
     BAD(SHAPE, softmax_dim, wki_softmax(c, o->t, 3))                                                         \

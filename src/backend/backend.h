@@ -30,7 +30,8 @@ typedef struct wki_launch {
     const int64_t *ia;   /* structural attribute words */
     const double *va; /* VALUE attributes (CPU); CUDA kernels read them from the argument block at va_slot */
     int32_t va_slot;
-    void *workspace; /* 64-byte aligned, as many bytes as asked for */
+    void *workspace;    /* 64-byte aligned, as many bytes as asked for */
+    const char **unfit; /* where a predicate leaves what it misses (wki_k_needs); NULL: nobody asks */
 } wki_launch;
 
 enum {
@@ -49,9 +50,17 @@ typedef struct wki_kernel {
                     *l); /* CPU: computes; CUDA: enqueues on the context's stream. false after wki_fail */
 } wki_kernel;
 
+/* For predicates: does it hold? Where not, and somebody traces, `what` is what the kernel needs. */
+static inline bool wki_k_needs(const wki_launch *l, bool holds, const char *what) {
+    if (!holds && l->unfit)
+        *l->unfit = what;
+    return holds;
+}
+
 /* First row of an op, whose rows are adjacent; NULL when it has none. */
 const wki_kernel *wki_kernels_of(uint16_t op);
-/* First row of (op, device) whose predicate holds; NULL when none. WICK_TRACE=dispatch names it and those that did not fit. */
+/* First row of (op, device) whose predicate holds; NULL when none. WICK_TRACE=dispatch names it, and those that did not fit with
+   what they need and the operands that it met. */
 const wki_kernel *wki_kernel_find(const wki_launch *l, wk_device dev);
 
 /* A user op's C function on host memory (ops/user.c). */

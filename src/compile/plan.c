@@ -4,7 +4,6 @@
  * structure. All three are bounded: the least recently used goes first.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/hash.h"
@@ -108,11 +107,6 @@ void wki_plan_ctx_free(wk_ctx *c) {
         }
     wki_free(pc);
     c->plans = NULL;
-}
-
-static bool trace(const char *what) {
-    const char *t = getenv("WICK_TRACE");
-    return t && strstr(t, what);
 }
 
 void wki_plan_print(const wki_plan *p) {
@@ -289,7 +283,7 @@ static wki_plan *build(wk_ctx *c, wki_plan_cache *pc, uint64_t hash) {
         goto fail;
     wki_pass_dead(p->g);
     wki_pass_epilogue(p->g);
-    if (trace("graph"))
+    if (c->rt->trace & WKI_TRACE_GRAPH)
         wki_graph_print(p->g);
     s = grouping(c, pc, p->g);
     if (!s)
@@ -297,7 +291,7 @@ static wki_plan *build(wk_ctx *c, wki_plan_cache *pc, uint64_t hash) {
     p->structure = s->hash;
     if (!wki_lower(c, p, &s->groups) || !wki_pass_memory(c, p))
         goto fail;
-    if (trace("plan"))
+    if (c->rt->trace & WKI_TRACE_PLAN)
         wki_plan_print(p);
     c->stats.shapes_made += !c->rec->eager;
     return p;

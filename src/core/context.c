@@ -17,6 +17,19 @@ static bool recursive_mutex(pthread_mutex_t *lock) {
     return ok;
 }
 
+/* WICK_TRACE: any of these words. */
+static uint8_t traces(void) {
+    static const struct {
+        const char *word;
+        uint8_t bit;
+    } known[] = {{"dispatch", WKI_TRACE_DISPATCH}, {"graph", WKI_TRACE_GRAPH}, {"plan", WKI_TRACE_PLAN}};
+    const char *text = getenv("WICK_TRACE");
+    uint8_t bits = 0;
+    for (size_t i = 0; text && i < sizeof known / sizeof *known; i++)
+        bits |= strstr(text, known[i].word) ? known[i].bit : 0;
+    return bits;
+}
+
 wk_runtime *wk_runtime_new(const wk_runtime_options *given) {
     wk_runtime_options o;
     wk_runtime_options_init(&o);
@@ -32,6 +45,7 @@ wk_runtime *wk_runtime_new(const wk_runtime_options *given) {
     atomic_init(&rt->refs, 1);
     atomic_init(&rt->next_ordinal, 0);
     rt->isa = wki_cpu_isa();
+    rt->trace = traces();
     rt->seed = o.seed;
     rt->pool = wki_pool_new(o.threads);
     if (!rt->pool) {

@@ -531,11 +531,14 @@ static inline bool wki_device_wait(wk_ctx *c, wk_device d) { /* false after wki_
     return wki_devices[d]->sync(c);
 }
 
+enum { WKI_TRACE_DISPATCH = 1, WKI_TRACE_GRAPH = 2, WKI_TRACE_PLAN = 4 };
+
 struct wk_runtime {
     _Atomic int64_t refs; /* contexts + the owner */
     _Atomic uint64_t next_ordinal;
     uint64_t seed;
     wki_isa isa;
+    uint8_t trace; /* what WICK_TRACE held when the runtime was made */
     wki_pool *pool;
     void *lock;                       /* pthread_mutex_t: guards what follows */
     struct wki_plan_cache *plans;     /* compile/ */

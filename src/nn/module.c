@@ -69,8 +69,13 @@ static void destroy(void *body) {
         wki_free(m->param[i].name);
         wk_release(m->param[i].t);
     }
+    for (int i = 0; i < m->nbuffer; i++) {
+        wki_free(m->buffer[i].name);
+        wk_release(m->buffer[i].t);
+    }
     self_unref(m->self);
     wki_free(m->param);
+    wki_free(m->buffer);
     wki_free(m->child);
     wki_free(m->kind);
     wki_free(m);
@@ -159,6 +164,9 @@ static bool name_taken(const wki_module *m, const char *name) {
     for (int i = 0; i < m->nparam; i++)
         if (!strcmp(m->param[i].name, name))
             return true;
+    for (int i = 0; i < m->nbuffer; i++)
+        if (!strcmp(m->buffer[i].name, name))
+            return true;
     for (int i = 0; i < m->nchild; i++)
         if (!strcmp(m->child[i].name, name))
             return true;
@@ -167,45 +175,63 @@ static bool name_taken(const wki_module *m, const char *name) {
 
 static bool name_ok(wki_module *m, const char *name) {
     if (!name || !*name)
-        return wki_fail(m->c, WK_INVALID, "%s: a parameter or child needs a name", m->kind);
+        return wki_fail(m->c, WK_INVALID, "%s: a parameter, buffer or child needs a name", m->kind);
     if (name_taken(m, name))
         return wki_fail(m->c, WK_INVALID, "%s: the name \"%s\" is taken", m->kind, name);
     return true;
 }
 
-/* Appends a parameter that is already what it should be; takes a reference. */
-static bool add_param(wki_module *m, const char *name, wk_tensor *t) {
-    char *text = grow(&m->param, m->nparam, sizeof *m->param) ? copy_text(name) : NULL;
+/* Appends a parameter or buffer that is already what it should be; takes a reference. */
+static bool add_item(wki_module *m, wki_param **list, int *n, const char *name, wk_tensor *t) {
+    char *text = grow(list, *n, sizeof **list) ? copy_text(name) : NULL;
     if (!text)
         return out_of_memory(m->c);
-    m->param[m->nparam++] = (wki_param){text, wk_retain(t)};
+    (*list)[(*n)++] = (wki_param){text, wk_retain(t)};
+    wki_slot(t)->st->pinned = 1;
     changed(m);
     return true;
 }
 
-wk_tensor *wk_module_param(wk_module *h, const char *name, wk_tensor *t) {
-    wki_module *m = get(h, CALLER);
-    wki_tensor *p = wki_enter(t, CALLER);
+static bool add_param(wki_module *m, const char *name, wk_tensor *t) {
+    return add_item(m, &m->param, &m->nparam, name, t);
+}
+
+static bool add_buffer(wki_module *m, const char *name, wk_tensor *t) {
+    return add_item(m, &m->buffer, &m->nbuffer, name, t);
+}
+
+static wk_tensor *add_state(wk_module *h, const char *name, wk_tensor *t, bool trained, const void *caller) {
+    wki_module *m = get(h, caller);
+    wki_tensor *p = wki_enter(t, caller);
     if (!m || !p || m->c->failed)
         return m ? wki_handle(m->c->poison) : p ? wki_handle(p->ctx->poison) : t;
-    enter(m->c, CALLER);
+    enter(m->c, caller);
     wki_tensor *poison = m->c->poison;
     if (p == poison) {
         char what[160];
-        snprintf(what, sizeof what, "wk_module_param: \"%s\" of %s", name ? name : "", m->kind);
+        snprintf(what, sizeof what, "%s: \"%s\" of %s", trained ? "wk_module_param" : "wk_module_buffer",
+                 name ? name : "", m->kind);
         wki_fail_poison(m->c, what);
     }
     if (p == poison || !name_ok(m, name))
         return wki_handle(poison);
-    if (p->ctx != m->c) {
-        wki_fail(m->c, WK_HANDLE, "%s: parameter \"%s\" belongs to another context", m->kind, name);
-        return wki_handle(poison);
-    }
-    wk_requires_grad(t, true);
-    if (m->c->failed || !add_param(m, name, t))
-        return wki_handle(poison);
-    p->st->pinned = 1;
-    return t;
+    if (p->ctx != m->c)
+        wki_fail(m->c, WK_HANDLE, "%s: %s \"%s\" belongs to another context", m->kind,
+                 trained ? "parameter" : "buffer", name);
+    else if (trained)
+        wk_requires_grad(t, true);
+    else if (p->flags & WKI_F_REQ)
+        wki_fail(m->c, WK_INVALID, "%s: buffer \"%s\" requires a gradient", m->kind, name);
+    bool ok = !m->c->failed && (trained ? add_param(m, name, t) : add_buffer(m, name, t));
+    return ok ? t : wki_handle(poison);
+}
+
+wk_tensor *wk_module_param(wk_module *m, const char *name, wk_tensor *t) {
+    return add_state(m, name, t, true, CALLER);
+}
+
+wk_tensor *wk_module_buffer(wk_module *m, const char *name, wk_tensor *t) {
+    return add_state(m, name, t, false, CALLER);
 }
 
 static bool add_child(wki_module *m, const char *name, wki_module *child) {
@@ -350,11 +376,13 @@ wk_module *wk_this_module(wk_ctx *c) {
 
 /* ---- looking ------------------------------------------------------------------------------------------------------- */
 
-/* Parameters of a tree, each once, with or without their dotted names. */
+enum { PARAMS = 1, BUFFERS = 2 };
+
+/* Parameters, buffers or both of a tree, each once, with or without their dotted names. */
 typedef struct walk {
     wk_tensor **t;
     char **name; /* NULL: not wanted */
-    int n;
+    int n, what;
 } walk;
 
 static bool seen(const walk *w, const wk_tensor *t) {
@@ -372,16 +400,20 @@ static char *join(const char *prefix, const char *name) {
     return s;
 }
 
-static bool collect(walk *w, const wki_module *m, const char *prefix) {
-    for (int i = 0; i < m->nparam; i++) {
-        if (seen(w, m->param[i].t))
+static bool collect_own(walk *w, const wki_param *p, int n, const char *prefix) {
+    for (int i = 0; i < n; i++) {
+        if (seen(w, p[i].t))
             continue;
-        if (!grow(&w->t, w->n, sizeof(void *)) ||
-            (w->name && !(w->name[w->n] = join(prefix, m->param[i].name))))
+        if (!grow(&w->t, w->n, sizeof(void *)) || (w->name && !(w->name[w->n] = join(prefix, p[i].name))))
             return false;
-        w->t[w->n++] = m->param[i].t;
+        w->t[w->n++] = p[i].t;
     }
-    bool ok = true;
+    return true;
+}
+
+static bool collect(walk *w, const wki_module *m, const char *prefix) {
+    bool ok = (!(w->what & PARAMS) || collect_own(w, m->param, m->nparam, prefix)) &&
+              (!(w->what & BUFFERS) || collect_own(w, m->buffer, m->nbuffer, prefix));
     for (int i = 0; ok && i < m->nchild; i++) {
         char *path = w->name ? join(prefix, m->child[i].name) : NULL;
         ok = (path || !w->name) && collect(w, m->child[i].m, path ? path : "");
@@ -397,13 +429,13 @@ static int count_params(const wki_module *m) {
     return n;
 }
 
-int wk_module_params(wk_module *h, wk_tensor **out, int max) {
-    wki_module *m = get(h, CALLER);
+static int list(wk_module *h, int what, wk_tensor **out, int max, const void *caller) {
+    wki_module *m = get(h, caller);
     if (!m)
         return 0;
-    walk w = {0};
+    walk w = {.what = what};
     if (!collect(&w, m, "")) {
-        enter(m->c, CALLER);
+        enter(m->c, caller);
         out_of_memory(m->c);
     } else if (out && max > 0 && w.n) {
         memcpy(out, w.t, (size_t)(w.n < max ? w.n : max) * sizeof(void *));
@@ -412,12 +444,15 @@ int wk_module_params(wk_module *h, wk_tensor **out, int max) {
     return w.n;
 }
 
+int wk_module_params(wk_module *m, wk_tensor **out, int max) { return list(m, PARAMS, out, max, CALLER); }
+int wk_module_buffers(wk_module *m, wk_tensor **out, int max) { return list(m, BUFFERS, out, max, CALLER); }
+
 const char *wk_module_param_name(wk_module *h, int i) {
     wki_module *m = get(h, CALLER);
     if (!m || i < 0)
         return NULL;
     if (!m->names) {
-        walk w = {.name = wki_calloc((size_t)count_params(m), sizeof(void *))};
+        walk w = {.what = PARAMS, .name = wki_calloc((size_t)count_params(m), sizeof(void *))};
         bool ok = w.name && collect(&w, m, "");
         wki_free(w.t);
         m->names = w.name;
@@ -431,15 +466,18 @@ const char *wk_module_param_name(wk_module *h, int i) {
     return i < m->nnames ? m->names[i] : NULL;
 }
 
-static wk_tensor *find_param(const wki_module *m, const char *name) {
+static wk_tensor *find_state(const wki_module *m, const char *name) {
     for (int i = 0; i < m->nparam; i++)
         if (!strcmp(m->param[i].name, name))
             return m->param[i].t;
+    for (int i = 0; i < m->nbuffer; i++)
+        if (!strcmp(m->buffer[i].name, name))
+            return m->buffer[i].t;
     for (int i = 0; i < m->nchild; i++) {
         size_t n = strlen(m->child[i].name);
         wk_tensor *t = NULL;
         if (!strncmp(m->child[i].name, name, n) && name[n] == '.')
-            t = find_param(m->child[i].m, name + n + 1);
+            t = find_state(m->child[i].m, name + n + 1);
         if (t)
             return t;
     }
@@ -448,12 +486,17 @@ static wk_tensor *find_param(const wki_module *m, const char *name) {
 
 wk_tensor *wk_module_get(wk_module *h, const char *name) {
     wki_module *m = get(h, CALLER);
-    return m && name ? find_param(m, name) : NULL;
+    return m && name ? find_state(m, name) : NULL;
 }
 
 wk_tensor *wk_module_own(wk_module *h, int i) {
     wki_module *m = get(h, CALLER);
     return m && i >= 0 && i < m->nparam ? m->param[i].t : NULL;
+}
+
+wk_tensor *wk_module_own_buffer(wk_module *h, int i) {
+    wki_module *m = get(h, CALLER);
+    return m && i >= 0 && i < m->nbuffer ? m->buffer[i].t : NULL;
 }
 
 wk_module *wk_module_child_at(wk_module *h, int i) {
@@ -500,8 +543,13 @@ static wki_module *copy_tree(wk_ctx *to, const wki_module *m, const walk *old, w
     n->training = m->training;
     for (int i = 0; i < m->nparam && !to->failed; i++) {
         wk_tensor *t = shared_param(to, m->param[i].t, old, made);
-        if (!to->failed && add_param(n, m->param[i].name, t))
-            wki_slot(t)->st->pinned = 1;
+        if (!to->failed)
+            add_param(n, m->param[i].name, t);
+    }
+    for (int i = 0; i < m->nbuffer && !to->failed; i++) {
+        wk_tensor *t = shared_param(to, m->buffer[i].t, old, made);
+        if (!to->failed)
+            add_buffer(n, m->buffer[i].name, t);
     }
     for (int i = 0; i < m->nchild && !to->failed; i++) {
         wki_module *k = copy_tree(to, m->child[i].m, old, made);
@@ -519,7 +567,7 @@ wk_module *wk_module_share(wk_ctx *to, wk_module *h) {
     if (to->failed)
         return wki_box_invalid(to);
     wki_module *m = wki_box_peek(h, WKI_BOX_MODULE), *n = NULL;
-    walk old = {0};
+    walk old = {.what = PARAMS | BUFFERS};
     wk_tensor **made = NULL;
     if (!m)
         wki_fail(to, WK_HANDLE, "wk_module_share of a module that was freed or never made");

@@ -27,9 +27,9 @@ typedef struct wki_module {
     char *kind;
     wk_fn forward;
     wki_self *self;
-    wki_param *param;
+    wki_param *param, *buffer;
     wki_child *child;
-    int nparam, nchild;
+    int nparam, nbuffer, nchild;
     struct wki_module *parent;
     wk_module *origin; /* the module that this one is a wk_module_share of, directly or not; else NULL */
     bool training;

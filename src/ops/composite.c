@@ -146,6 +146,40 @@ wk_tensor *wk_transpose(wk_tensor *t, int dim0, int dim1) {
                : NULL;
 }
 
+/* Are all of start, start + step, ..., n numbers, of the dtype? The last is the largest or the smallest. */
+static bool range_ok(wk_ctx *c, wk_dtype dtype, double start, double step, double n) {
+    if (dtype == WK_F32)
+        return true;
+    if (dtype != WK_U8 && dtype != WK_I32 && dtype != WK_I64)
+        return wki_fail(c, WK_DTYPE, "dtype %s, one of f32, i64, i32 and u8 is needed", wk_dtype_name(dtype));
+    double last = n > 0 ? start + (n - 1) * step : start;
+    double low = dtype == WK_U8 ? 0 : -0x1p31, high = dtype == WK_U8 ? 255 : 0x1p31 - 1;
+    if (start != trunc(start) || step != trunc(step))
+        return wki_fail(c, WK_INVALID, "start %g and step %g must be whole for %s", start, step,
+                        wk_dtype_name(dtype));
+    return wki_integer_ok(c, dtype, start) && wki_integer_ok(c, WK_I64, step) &&
+           ((last >= low && last <= high) ||
+            wki_fail(c, WK_INVALID, "%.17g cannot be represented as %s here", last, wk_dtype_name(dtype)));
+}
+
+wki_tensor *wki_arange(wk_ctx *c, wk_dtype dtype, double start, double stop, double step) {
+    in_op(c, WKI_OP_arange);
+    double n = ceil((stop - start) / step);
+    if (c->failed)
+        return wki_poison(c);
+    if (!isfinite(start) || !isfinite(stop) || !isfinite(step) || step == 0) {
+        wki_fail(c, WK_INVALID, "from %g to %g by %g", start, stop, step);
+        return wki_poison(c);
+    }
+    if (n > 0x1p31 - 1) { /* positions are 32-bit numbers */
+        wki_fail(c, WK_SHAPE, "%.17g elements, at most 2^31 - 1 are possible", n);
+        return wki_poison(c);
+    }
+    if (!range_ok(c, dtype, start, step, n))
+        return wki_poison(c);
+    return wki_iota(c, dtype, 1, (int64_t[]){n > 0 ? (int64_t)n : 0}, start, step);
+}
+
 /* ---- reductions ----------------------------------------------------------------------------------------------------- */
 
 wki_tensor *wki_mean(wk_ctx *c, wki_tensor *x, const int64_t *dims, int ndims, bool keepdim) {
@@ -161,6 +195,41 @@ wki_tensor *wki_mean(wk_ctx *c, wki_tensor *x, const int64_t *dims, int ndims, b
         n *= red >> i & 1 ? (double)x->size[i] : 1;
     wk_scope_begin(c);
     return leave(c, wki_mul_scalar(c, wki_sum(c, x, dims, ndims, keepdim), 1 / n));
+}
+
+/* x with `dim` last, and the other dimensions in order. */
+static wki_tensor *dim_last(wk_ctx *c, wki_tensor *x, int dim) {
+    int64_t list[1 + WK_MAX_DIMS];
+    list[0] = x->ndim;
+    for (int i = 0, n = 1; i < x->ndim; i++)
+        if (i != dim)
+            list[n++] = i;
+    list[x->ndim] = dim;
+    return dim + 1 == x->ndim ? x : view(c, WKI_OP_permute, x, 1 + x->ndim, list);
+}
+
+wki_tensor *wki_argmax(wk_ctx *c, wki_tensor *x, int dim, bool keepdim) {
+    enum { MOST = 1 << 24 }; /* positions pass through f32 */
+    int64_t size[WK_MAX_DIMS];
+    if (!usable(x))
+        return x;
+    in_op(c, WKI_OP_argmax);
+    dim += dim < 0 ? (x->ndim ? x->ndim : 1) : 0;
+    if (!wki_need_f32(c, x, "x") || !wki_dim_ok(c, x, dim))
+        return wki_poison(c);
+    int64_t n = x->ndim ? x->size[dim] : 1;
+    if (n < 1 || n > MOST) {
+        wki_fail(c, WK_SHAPE, "dimension %d has %lld elements, 1 to %d are needed", dim, (long long)n, MOST);
+        return wki_poison(c);
+    }
+    wk_scope_begin(c);
+    wki_tensor *y = wki_argmax_rows(c, x->ndim ? dim_last(c, x, dim) : wki_reshape(c, x, 1, (int64_t[]){1}));
+    if (keepdim && x->ndim && usable(y)) {
+        memcpy(size, x->size, sizeof size);
+        size[dim] = 1;
+        y = wki_reshape(c, y, x->ndim, size);
+    }
+    return leave(c, y);
 }
 
 wki_tensor *wki_sum_dim(wk_ctx *c, wki_tensor *x, int dim) {

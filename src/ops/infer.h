@@ -14,6 +14,9 @@ int wki_put_perm(int64_t *ia, const wki_tensor *x, int n, const int64_t *v); /* 
 /* Can x be reduced over the canonical list? *red: bit i for dimension i. */
 bool wki_reduce_ok(wk_ctx *c, const wki_tensor *x, const char *name, const int64_t *list, uint32_t *red);
 
+/* Can a VALUE attribute make this number in an integer dtype? */
+bool wki_integer_ok(wk_ctx *c, wk_dtype dtype, double v);
+
 bool wki_wrong_list(wk_ctx *c, int64_t count, const char *name) __attribute__((cold));
 static inline bool wki_list_ok(wk_ctx *c, int64_t count, const char *name) {
     return __builtin_expect((uint64_t)count <= WK_MAX_DIMS, 1) || wki_wrong_list(c, count, name);

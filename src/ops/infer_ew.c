@@ -204,7 +204,7 @@ static bool create(wk_ctx *c, wki_tensor *o, int64_t dtype, const int64_t *list)
 bool wki_infer_create_f32(wk_ctx *c, const wki_call *k) { return create(c, k->out[0], WK_F32, k->ia); }
 bool wki_infer_create_bool(wk_ctx *c, const wki_call *k) { return create(c, k->out[0], WK_BOOL, k->ia); }
 /* Integers are made from an f32 number and 32 bits: a value that would not survive that is an error. */
-static bool integer_ok(wk_ctx *c, wk_dtype dtype, double v) {
+bool wki_integer_ok(wk_ctx *c, wk_dtype dtype, double v) {
     double low = dtype == WK_U8 ? 0 : -0x1p31, high = dtype == WK_U8 ? 256 : 0x1p31, whole = trunc(v);
     return (whole >= low && whole < high && (double)(float)whole == whole) ||
            wki_fail(c, WK_INVALID,
@@ -217,8 +217,11 @@ bool wki_infer_full(wk_ctx *c, const wki_call *k) {
         return false;
     wk_dtype dtype = (wk_dtype)k->out[0]->dtype;
     int kind = wki_dtype_kind(dtype);
-    return (kind != 'I' && kind != 'U') || integer_ok(c, dtype, k->va[0]);
+    return (kind != 'I' && kind != 'U') || wki_integer_ok(c, dtype, k->va[0]);
 }
+
+/* wki_arange has looked at the numbers. */
+bool wki_infer_iota(wk_ctx *c, const wki_call *k) { return create(c, k->out[0], k->ia[0], k->ia + 1); }
 
 bool wki_infer_full_like(wk_ctx *c, const wki_call *k) {
     (void)c;

@@ -90,6 +90,17 @@ static bool need_row(wk_ctx *c, const wki_tensor *x, const wki_tensor *r, const 
                           wki_shape_text(sx, sizeof sx, x->ndim, x->size));
 }
 
+bool wki_infer_argmax(wk_ctx *c, const wki_call *k) {
+    const wki_tensor *x = k->in[0];
+    if (!wki_need_f32(c, x, "x"))
+        return false;
+    if (x->ndim == 0 || x->size[x->ndim - 1] == 0)
+        return wki_fail(c, WK_SHAPE, "`x` has no last dimension with elements");
+    row_shape(k->out[0], x);
+    k->out[0]->dtype = WK_I64;
+    return true;
+}
+
 bool wki_infer_norm(wk_ctx *c, const wki_call *k) {
     const wki_tensor *x = k->in[0];
     if (!wki_need_f32(c, x, "x"))

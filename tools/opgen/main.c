@@ -17,20 +17,27 @@ void fail_at(int line, const char *fmt, ...) {
     exit(1);
 }
 
+/* Chunks stay on a list, so that a leak checker finds them all still in use. */
+typedef struct chunk {
+    struct chunk *older;
+    _Alignas(16) char bytes[];
+} chunk;
+
 void *take(size_t n) {
-    static char *chunk;
-    static size_t left;
+    static chunk *newest;
+    static size_t used, size;
     n = (n + 15) & ~(size_t)15;
-    if (n > left) {
-        left = n > 1 << 20 ? n : 1 << 20;
-        chunk = calloc(1, left);
-        if (!chunk)
+    if (!newest || n > size - used) {
+        size = n > 1 << 20 ? n : 1 << 20;
+        used = 0;
+        chunk *c = calloc(1, sizeof *c + size);
+        if (!c)
             fail_at(0, "out of memory");
+        c->older = newest;
+        newest = c;
     }
-    void *p = chunk;
-    chunk += n;
-    left -= n;
-    return p;
+    used += n;
+    return newest->bytes + used - n;
 }
 
 char *format(const char *fmt, ...) {

@@ -204,7 +204,7 @@ static conv forward_conv(const wki_launch *l) {
 
 static bool all_f32(const wki_launch *l) { return l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32; }
 
-bool wki_k_conv2d_im2col_ok(const wki_launch *l) { return all_f32(l); }
+bool wki_k_conv2d_im2col_ok(const wki_launch *l) { return wki_k_needs(l, all_f32(l), "f32"); }
 
 size_t wki_k_conv2d_im2col_workspace(const wki_launch *l) {
     if (l->out[0].numel == 0)
@@ -271,7 +271,7 @@ static conv dx_conv(const wki_launch *l) {
     return k;
 }
 
-bool wki_k_conv2d_dx_col2im_ok(const wki_launch *l) { return all_f32(l); }
+bool wki_k_conv2d_dx_col2im_ok(const wki_launch *l) { return wki_k_needs(l, all_f32(l), "f32"); }
 
 size_t wki_k_conv2d_dx_col2im_workspace(const wki_launch *l) {
     if (l->out[0].numel == 0)
@@ -375,7 +375,7 @@ static void add_groups(void *arg, int64_t begin, int64_t end, int worker) {
     }
 }
 
-bool wki_k_conv2d_dw_im2col_ok(const wki_launch *l) { return all_f32(l); }
+bool wki_k_conv2d_dw_im2col_ok(const wki_launch *l) { return wki_k_needs(l, all_f32(l), "f32"); }
 
 size_t wki_k_conv2d_dw_im2col_workspace(const wki_launch *l) {
     if (l->out[0].numel == 0)

@@ -156,7 +156,7 @@ void wki_k_zero(float *p, int64_t n, wki_pool *pool) { wki_pool_for(pool, n, zer
 
 bool wki_k_copy_wide_ok(const wki_launch *l) {
     size_t bytes = wki_dtype_size((wk_dtype)l->in[0].dtype);
-    return bytes == 4 || bytes == 8;
+    return wki_k_needs(l, bytes == 4 || bytes == 8, "elements of 4 or 8 bytes");
 }
 
 bool wki_k_copy_wide_run(const wki_launch *l) {
@@ -164,7 +164,7 @@ bool wki_k_copy_wide_run(const wki_launch *l) {
     return true;
 }
 
-bool wki_k_pad_slice_ok(const wki_launch *l) { return l->in[0].dtype == WK_F32; }
+bool wki_k_pad_slice_ok(const wki_launch *l) { return wki_k_needs(l, l->in[0].dtype == WK_F32, "f32"); }
 
 /* ia: size (a list), dim, start, step. */
 bool wki_k_pad_slice_run(const wki_launch *l) {

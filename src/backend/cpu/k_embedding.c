@@ -56,7 +56,7 @@ static void take_rows(void *arg, int64_t begin, int64_t end, int worker) {
 }
 
 bool wki_k_embedding_rows_ok(const wki_launch *l) {
-    return l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_I64;
+    return wki_k_needs(l, l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_I64, "f32 rows and i64 indices");
 }
 
 bool wki_k_embedding_rows_run(const wki_launch *l) {
@@ -100,7 +100,7 @@ static void sum_columns(void *arg, int64_t begin, int64_t end, int worker) {
 }
 
 bool wki_k_embedding_grad_columns_ok(const wki_launch *l) {
-    return l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_I64;
+    return wki_k_needs(l, l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_I64, "f32 rows and i64 indices");
 }
 
 bool wki_k_embedding_grad_columns_run(const wki_launch *l) {

@@ -118,7 +118,9 @@ static void bmm_products(const wki_launch *l, products *p) {
     settle(p);
 }
 
-bool wki_k_bmm_gemm_ok(const wki_launch *l) { return l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32; }
+bool wki_k_bmm_gemm_ok(const wki_launch *l) {
+    return wki_k_needs(l, l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32, "f32");
+}
 
 size_t wki_k_bmm_gemm_workspace(const wki_launch *l) {
     if (l->out[0].numel == 0)
@@ -166,7 +168,7 @@ static void linear_products(const wki_launch *l, products *p) {
 static bool copied_bias(const wki_view *b) { return !wki_k_absent(b) && !b->plain; }
 
 bool wki_k_linear_gemm_ok(const wki_launch *l) {
-    return l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32;
+    return wki_k_needs(l, l->in[0].dtype == WK_F32 && l->in[1].dtype == WK_F32, "f32");
 }
 
 static size_t bias_bytes(const wki_view *b) {

@@ -70,7 +70,7 @@ static void pool_any(void *arg, int64_t begin, int64_t end, int worker) {
     }
 }
 
-bool wki_k_max_pool2d_any_ok(const wki_launch *l) { return l->in[0].dtype == WK_F32; }
+bool wki_k_max_pool2d_any_ok(const wki_launch *l) { return wki_k_needs(l, l->in[0].dtype == WK_F32, "f32"); }
 
 bool wki_k_max_pool2d_any_run(const wki_launch *l) {
     int64_t touched = plane_size(&l->out[0]) * wki_k_min(l->ia[0] * l->ia[1], plane_size(&l->in[0]));
@@ -98,7 +98,9 @@ static void pool_2x2(void *arg, int64_t begin, int64_t end, int worker) {
 bool wki_k_max_pool2d_2x2_ok(const wki_launch *l) {
     const int64_t *ia = l->ia;
     bool shape = ia[0] == 2 && ia[1] == 2 && ia[2] == 2 && ia[3] == 2 && ia[4] == 0 && ia[5] == 0;
-    return shape && l->in[0].dtype == WK_F32 && l->in[0].stride[3] == 1;
+    return wki_k_needs(l, shape, "2 x 2 windows, stride 2 and no padding") &&
+           wki_k_needs(l, l->in[0].dtype == WK_F32, "f32") &&
+           wki_k_needs(l, l->in[0].stride[3] == 1, "rows without gaps");
 }
 
 bool wki_k_max_pool2d_2x2_run(const wki_launch *l) { return run_planes(l, pool_2x2, plane_size(&l->in[0])); }
@@ -132,7 +134,9 @@ static void scatter(void *arg, int64_t begin, int64_t end, int worker) {
         atomic_store(&j->bad, 1);
 }
 
-bool wki_k_max_pool2d_grad_planes_ok(const wki_launch *l) { return l->in[0].dtype == WK_F32; }
+bool wki_k_max_pool2d_grad_planes_ok(const wki_launch *l) {
+    return wki_k_needs(l, l->in[0].dtype == WK_F32, "f32");
+}
 
 bool wki_k_max_pool2d_grad_planes_run(const wki_launch *l) {
     return run_planes(l, scatter, plane_size(&l->out[0]) + plane_size(&l->in[0]));
@@ -161,7 +165,9 @@ static void gather(void *arg, int64_t begin, int64_t end, int worker) {
         atomic_store(&j->bad, 1);
 }
 
-bool wki_k_max_pool2d_gather_planes_ok(const wki_launch *l) { return l->in[0].dtype == WK_F32; }
+bool wki_k_max_pool2d_gather_planes_ok(const wki_launch *l) {
+    return wki_k_needs(l, l->in[0].dtype == WK_F32, "f32");
+}
 
 bool wki_k_max_pool2d_gather_planes_run(const wki_launch *l) {
     return run_planes(l, gather, plane_size(&l->out[0]));

@@ -138,7 +138,7 @@ static void compare(void *arg, int64_t begin, int64_t end, int worker) {
 }
 
 bool wki_k_compare_wide_reference_ok(const wki_launch *l) {
-    return l->in[0].dtype == WK_I64 && l->in[1].dtype == WK_I64;
+    return wki_k_needs(l, l->in[0].dtype == WK_I64 && l->in[1].dtype == WK_I64, "i64");
 }
 
 bool wki_k_compare_wide_reference_run(const wki_launch *l) {

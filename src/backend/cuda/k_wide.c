@@ -24,7 +24,7 @@ bool wki_k_cuda_cast_wide_run(const wki_launch *l) {
 }
 
 bool wki_k_cuda_compare_wide_ok(const wki_launch *l) {
-    return l->in[0].dtype == WK_I64 && l->in[1].dtype == WK_I64;
+    return wki_k_needs(l, l->in[0].dtype == WK_I64 && l->in[1].dtype == WK_I64, "i64");
 }
 
 bool wki_k_cuda_compare_wide_run(const wki_launch *l) {
