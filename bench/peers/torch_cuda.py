@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""PyTorch's figures on the first CUDA device, eager: a training step of the demo's network at batch 128 and
+"""PyTorch's figures on the first CUDA device, eager or (--how) compiled: a training step of the demo's network at batch 128 and
 of the tiny MLP. Three figures for each, over 200 steps after 20 of warm-up: `_event`, the median time between
 CUDA events around one step; `_host`, the median of one step and a synchronize by the host's clock; `_stream`,
 the mean of a run of steps with no synchronize between them, what a loop that reads no loss pays. cuDNN picks
 its algorithms by measuring; TF32 is as PyTorch has it by default (convolutions yes, matmul no).
 
-    python bench/peers/torch_cuda.py [--json] [--no-tf32]
+    python bench/peers/torch_cuda.py [--json] [--no-tf32] [--how eager|compile|graph]
 """
 import argparse
 import statistics
@@ -45,6 +45,8 @@ def main():
     ap = argparse.ArgumentParser(description="PyTorch CUDA figures.")
     ap.add_argument("--json", action="store_true")
     ap.add_argument("--no-tf32", action="store_true", help="full f32 in convolutions too")
+    ap.add_argument("--how", choices=["eager", "compile", "graph"], default="eager",
+                    help="see train_step in torch_nets.py")
     args = ap.parse_args()
     if not torch.cuda.is_available():
         print("torch_cuda: PyTorch finds no CUDA device", file=sys.stderr)
@@ -53,8 +55,8 @@ def main():
     torch.backends.cudnn.benchmark = True
     device = torch.cuda.get_device_name(0)
     for bench, case, make in (("train", "cnn_step_b128", cnn_step), ("train", "mlp_step", mlp_step)):
-        for kind, us in zip(("event", "host", "stream"), times(make("cuda"))):
-            report(bench, f"{case}_{kind}", us, "us", 1, device, args.json)
+        for kind, us in zip(("event", "host", "stream"), times(make("cuda", how=args.how))):
+            report(bench, f"{case}_{kind}", us, "us", 1, device, args.json, args.how)
     return 0
 
 
