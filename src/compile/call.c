@@ -93,9 +93,9 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
     }
     c->call_depth++;
     wk_scope_begin(c);
-    uint32_t floor = wki_scope_floor(c);
+    wki_floor floor = wki_floor_begin(c);
     f->fn(c, f->self, in, nin, out, nout);
-    wki_scope_floor_end(c, floor);
+    wki_floor_end(c, floor, caller);
     for (int i = 0; i < nout; i++) {
         if (!out[i]) {
             c->caller = caller;
