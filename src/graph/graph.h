@@ -101,6 +101,8 @@ void wki_graph_free(wki_graph *g);
 bool wki_node_writes(const wki_gnode *n, int i);
 /* Checks that buffers are defined before use and references lie inside them; false after wki_fail(WK_INTERNAL). */
 bool wki_graph_verify(wk_ctx *c, const wki_graph *g);
+/* Storages from outside get back the versions they had before the recorder's segment wrote them, which it never will. */
+void wki_graph_unwrite(wk_ctx *c, const wki_recorder *r);
 /* One line per op, for WICK_TRACE=graph. */
 void wki_graph_print(const wki_graph *g);
 

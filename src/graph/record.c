@@ -70,6 +70,7 @@ void wki_recorder_discard(wk_ctx *c) {
     wki_recorder *r = c->rec;
     if (r->nops)
         c->rng_seq = r->rng_start;
+    wki_graph_unwrite(c, r);
     wki_rec_reset(c, false);
     wki_undo_rollback(c);
 }
