@@ -444,6 +444,130 @@ TEST(failures, probes_nest) {
     api_end(c);
 }
 
+/* ---- calls in calls, handles that go ------------------------------------------------------------------------------- */
+
+static void step_then_fail(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    only_loss(c, &(labelled){.w = ((labelled *)self)->w}, in, nin, out, nout);
+    wk_backward(out[0]);
+    wk_optim_step(((labelled *)self)->o);
+    if (((labelled *)self)->fail)
+        out[0] = wk_matmul(out[0], wk_ones(c, WK_F32, SIZE(3)));
+}
+
+/* A step of another loss that fails must not make the gradient of this one wrong, nor impossible. */
+TEST(failures, a_graph_from_before_a_call_that_failed) {
+    wk_ctx *c = api_ctx(true);
+    labelled l = {.w = wk_requires_grad(api_normal(c, SIZE(3)), true), .fail = true};
+    l.o = wk_adamw(c, &l.w, 1, NULL);
+    wk_compiled *f = wk_compile(c, step_then_fail, &l, NULL);
+    wk_tensor *x = wk_ones(c, WK_F32, SIZE(3)), *loss = wk_sum(wk_mul(wk_mul(l.w, l.w), x), NULL, 0, false);
+    wk_call(f, &x, 1);
+    CHECK_ERROR(c, WK_SHAPE);
+    wk_backward(loss);
+    REQUIRE(wk_grad(l.w) != NULL);
+    float *g = api_read(wk_grad(l.w)), *w = api_read(l.w);
+    for (int i = 0; i < 3; i++)
+        CHECK_NEAR(g[i], 2 * (double)w[i], 1e-5);
+    free(g);
+    free(w);
+    wk_zero_grad(l.w);
+    loss = wk_sum(wk_mul(wk_mul(l.w, l.w), x), NULL, 0, false);
+    l.fail = false;
+    wk_call(f, &x, 1);
+    wk_backward(loss); /* this time it was changed */
+    CHECK_ERROR(c, WK_VERSION);
+    api_end(c);
+}
+
+typedef struct keeper {
+    wk_tensor *kept, *w;
+} keeper;
+
+static void keep_and_fail(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)nin, (void)nout;
+    keeper *k = self;
+    k->kept = wk_retain(wk_mul(k->w, in[0]));
+    out[0] = wk_add(in[0], wk_ones(c, WK_F32, SIZE(7)));
+}
+
+TEST(failures, what_a_call_that_failed_made_is_not_used) {
+    wk_ctx *c = api_ctx(true);
+    keeper k = {.w = wk_requires_grad(wk_ones(c, WK_F32, SIZE(3)), true)};
+    wk_compiled *f = wk_compile(c, keep_and_fail, &k, NULL);
+    wk_tensor *x = wk_ones(c, WK_F32, SIZE(3));
+    wk_call(f, &x, 1);
+    CHECK_ERROR(c, WK_SHAPE);
+    CHECK(wk_alive(c, k.kept));
+    wk_backward_options o;
+    wk_backward_options_init(&o);
+    o.grads = &x;
+    wk_backward_ex(&k.kept, 1, &o);
+    CHECK_ERROR(c, WK_STATE);
+    CHECK(wk_grad(k.w) == NULL);
+    wk_neg(k.kept);
+    CHECK_ERROR(c, WK_STATE);
+    wk_reshape(k.kept, SIZE(1, 3));
+    CHECK_ERROR(c, WK_STATE);
+    CHECK(isnan(wk_item(k.kept)));
+    CHECK_ERROR(c, WK_STATE);
+    CHECK(!wk_write(k.kept, &o, 12));
+    CHECK_ERROR(c, WK_STATE);
+    wk_copy_(wk_detach(k.kept), x);
+    CHECK_ERROR(c, WK_STATE);
+    wk_ctx *d = api_ctx(true);
+    wk_share(d, k.kept);
+    CHECK_ERROR(d, WK_STATE);
+    CHECK_ERROR(c, WK_STATE);
+    wk_release(k.kept);
+    CHECK(!wk_alive(c, k.kept));
+    api_end(d);
+    api_end(c);
+}
+
+typedef struct prober {
+    int begins, ends;
+    bool wrong;
+} prober;
+
+static void leave_probes(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)nin, (void)nout;
+    prober *p = self;
+    for (int i = 0; i < p->begins; i++)
+        wk_try_begin(c);
+    out[0] = wk_neg(in[0]);
+    if (p->wrong)
+        wk_reshape(in[0], SIZE(55));
+    for (int i = 0; i < p->ends; i++)
+        wk_try_end(c, NULL);
+}
+
+TEST(failures, probes_end_in_the_function_that_began_them) {
+    wk_ctx *c = api_ctx(true);
+    prober p;
+    wk_compiled *f = wk_compile(c, leave_probes, &p, NULL);
+    wk_module *m = wk_module_new(c, "m", leave_probes, &p, NULL);
+    wk_tensor *x = wk_ones(c, WK_F32, SIZE(3));
+    for (int k = 0; k < 2 * 3 * 3 * 2; k++) {
+        p = (prober){k / 2 % 3, k / 6 % 3, k / 18};
+        bool fails = p.begins != p.ends || (p.wrong && !p.begins);
+        wk_try_begin(c);
+        wk_reshape(x, SIZE(44)); /* the probe is the test's own, and so is its error */
+        wk_error_take(c, NULL);
+        wk_tensor *y = k % 2 ? wk_call(f, &x, 1) : wk_forward(m, x);
+        CHECK(wk_is_poison(y) == fails);
+        wk_error e;
+        wk_status s = wk_try_end(c, &e);
+        if (p.wrong && !p.begins)
+            CHECK_EQ_I(s, WK_SHAPE);
+        else
+            CHECK_EQ_I(s, fails ? WK_STATE : WK_OK);
+        CHECK(!wk_failed(c));
+        wk_try_end(c, NULL);
+        CHECK_ERROR(c, WK_STATE); /* there was but one */
+    }
+    api_end(c);
+}
+
 /* ---- contexts that share weights ------------------------------------------------------------------------------------ */
 
 static wk_tensor *square_loss(wk_tensor *w, wk_tensor *x) {
