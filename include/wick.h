@@ -216,7 +216,8 @@ typedef struct wk_compile_options {
                      differ for 16-bit types */
 } wk_compile_options;
 WK_API void wk_compile_options_init(wk_compile_options *o);
-/* The function is run on every call while its ops are recorded; what it does otherwise happens once per call. */
+/* The function is run on every call while its ops are recorded; what it does otherwise happens once per call. A call of another
+   one inside it joins its recording; if that fails and the function takes the error, it is as if it had not been made. */
 WK_API wk_compiled *wk_compile(wk_ctx *c, wk_fn fn, void *self, const wk_compile_options *o);
 WK_API wk_tensor *wk_call(wk_compiled *f, wk_tensor *const *in, int nin);
 WK_API void wk_call_n(wk_compiled *f, wk_tensor *const *in, int nin, wk_tensor **out, int nout);

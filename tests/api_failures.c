@@ -479,6 +479,88 @@ TEST(failures, a_graph_from_before_a_call_that_failed) {
     api_end(c);
 }
 
+typedef struct nested {
+    labelled l;
+    wk_compiled *inner;
+    wk_tensor *state, *more; /* (4, 3), (2) */
+    bool fail, probe, read, mine;
+} nested;
+
+/* Uses what the outer function used, and more, in ways of its own; fails behind all of it. */
+static void inner_step(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)nin, (void)nout;
+    nested *n = self;
+    if (!n->fail) {
+        out[0] = wk_neg(in[0]);
+        return;
+    }
+    wk_copy_(wk_slice(n->state, 0, 2, 3, 1), in[0]);
+    wk_copy_(n->more, wk_rand(c, SIZE(2)));
+    wk_copy_(n->state, wk_rand(c, SIZE(4, 3)));
+    wk_tensor *loss = wk_sum(wk_mul(wk_mul(n->l.w, n->l.w), wk_dropout(in[0], 0.5)), NULL, 0, false);
+    wk_backward(loss);
+    wk_optim_step(n->l.o);
+    wk_reshape(in[0], SIZE(99));
+    out[0] = loss;
+}
+
+static void outer_step(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)nin, (void)nout;
+    nested *n = self;
+    wk_tensor *x = wk_add(in[0], wk_rand(c, SIZE(3))), *total = wk_zeros(c, WK_F32, 0, NULL);
+    if (n->mine)
+        total = wk_sum(wk_slice(n->state, 0, 0, 2, 1), NULL, 0, false);
+    if (n->read)
+        wk_item(wk_sum(x, NULL, 0, false));
+    if (n->probe)
+        wk_try_begin(c);
+    bool failed = wk_is_poison(wk_call(n->inner, &x, 1));
+    CHECK(failed == n->fail);
+    CHECK_EQ_I(n->probe ? wk_try_end(c, NULL) : wk_error_take(c, NULL), failed ? WK_SHAPE : WK_OK);
+    wk_copy_(wk_slice(n->state, 0, 1, 2, 1), wk_mul(x, wk_rand(c, SIZE(3))));
+    total = wk_add(total, wk_sum(n->state, NULL, 0, false));
+    wk_tensor *loss = wk_sum(wk_mul(wk_mul(n->l.w, n->l.w), x), NULL, 0, false);
+    wk_backward(loss);
+    wk_optim_step(n->l.o);
+    out[0] = wk_add(wk_add(loss, total), wk_sum(n->more, NULL, 0, false));
+}
+
+static float *run_nested(uint64_t seed, nested n, bool fail) {
+    wk_ctx *c = api_ctx(true);
+    wk_seed(c, seed);
+    n.l.w = wk_requires_grad(wk_randn(c, SIZE(3)), true);
+    n.l.o = wk_adamw(c, &n.l.w, 1, NULL);
+    n.state = wk_randn(c, SIZE(4, 3));
+    n.more = wk_randn(c, SIZE(2));
+    wk_compiled *outer = wk_compile(c, outer_step, &n, NULL);
+    n.inner = wk_compile(c, inner_step, &n, NULL);
+    wk_tensor *x = wk_rand(c, SIZE(3));
+    float *got = calloc(22, sizeof *got);
+    for (int i = 0; i < 4; i++) {
+        n.fail = fail && i % 3 != 1;
+        got[18 + i] = (float)wk_item(wk_call(outer, &x, 1));
+    }
+    CHECK_EQ_I(wk_optim_steps(n.l.o), 4);
+    CHECK(wk_read(n.l.w, got, 12) && wk_read(n.state, got + 3, 48) && wk_read(n.more, got + 15, 8));
+    uint64_t sequence;
+    wk_rng_get(c, NULL, &sequence);
+    got[17] = (float)sequence;
+    api_end(c);
+    return got;
+}
+
+/* A call inside a call that fails, with its error taken, is as if it had not been made. */
+TEST(failures, a_call_inside_a_call) {
+    for (int k = 0; k < 8; k++) {
+        uint64_t seed = wkt_u64();
+        nested n = {.probe = k & 1, .read = k >> 1 & 1, .mine = k >> 2};
+        float *want = run_nested(seed, n, false), *got = run_nested(seed, n, true);
+        CHECK(api_same(want, got, 22));
+        free(want);
+        free(got);
+    }
+}
+
 typedef struct keeper {
     wk_tensor *kept, *w;
 } keeper;

@@ -91,6 +91,7 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
         c->rec->in_call = true;
         wki_tape_reset(c);
     }
+    wki_rec_mark begin = wki_rec_mark_of(c);
     c->call_depth++;
     wk_scope_begin(c);
     wki_floor floor = wki_floor_begin(c);
@@ -107,8 +108,11 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
     }
     wk_scope_end(c);
     c->call_depth--;
-    if (!outer)
+    if (!outer) {
+        if (c->failed)
+            wki_rec_back_to(c, &begin);
         goto end;
+    }
     c->rec->in_call = false;
     if (!c->rec->nops)
         wki_tape_reset(c);

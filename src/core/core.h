@@ -514,6 +514,7 @@ typedef struct wki_undo_mark {
 } wki_undo_mark;
 wki_undo_mark wki_undo_begin(wk_ctx *c);
 void wki_undo_end(wk_ctx *c, wki_undo_mark m, bool ok);
+void wki_undo_back_to(wk_ctx *c, uint32_t n); /* puts back what was noted after the first n */
 
 /* ---- devices (compile/plan.h has what plans need) ------------------------------------------------------------------- */
 
