@@ -7,7 +7,8 @@
  *  - Handles (`wk_tensor *`, ...) are opaque and never dereferenced by a caller. Every call checks them: a freed handle is
  *    an error in its context, not a wrong number. NULL means "optional argument absent" and nothing else.
  *  - Errors stick. A failing call returns the context's poison tensor (never NULL); compute on poison is poison; the first
- *    error stays in the context until wk_error_take. A program checks wk_failed once a step.
+ *    error stays in the context until wk_error_take. A program checks wk_failed once a step. Poison that was kept after that
+ *    still makes poison in silence; to read it, write with it, differentiate it or make it a parameter is WK_STATE.
  *  - A context and all its handles are used by one thread at a time. Several contexts may run at once, also on one device.
  *  - Sizes are elements unless a name says bytes; shapes are written as (N, C, H, W); strides are elements.
  *  - Structs that callers fill begin with struct_size and come from their init function. The library takes those of an older
@@ -121,7 +122,8 @@ wk_message(wk_ctx *c); /* "" when nothing failed; owned by the context, valid un
    when it failed was discarded: parameters, gradients and the RNG sequence are as before that call, but for what a read in
    it had run already. What was pending from a call before stays, and runs when it is needed. */
 WK_API wk_status wk_error_take(wk_ctx *c, wk_error *out);
-/* Isolates a probe: errors between begin and end do not stick. end returns the first one. Nests. */
+/* Isolates a probe: errors between begin and end do not stick. end returns the first one. Nests without a limit; a function
+   of a call or module ends the probes it begins, else it fails with WK_STATE. */
 WK_API void wk_try_begin(wk_ctx *c);
 WK_API wk_status wk_try_end(wk_ctx *c, wk_error *out);
 
@@ -216,8 +218,12 @@ typedef struct wk_compile_options {
                      differ for 16-bit types */
 } wk_compile_options;
 WK_API void wk_compile_options_init(wk_compile_options *o);
-/* The function is run on every call while its ops are recorded; what it does otherwise happens once per call. */
+/* The function is run on every call while its ops are recorded; what it does otherwise happens once per call. A call of another
+   one inside it joins its recording; if that fails and the function takes the error, it is as if it had not been made. */
 WK_API wk_compiled *wk_compile(wk_ctx *c, wk_fn fn, void *self, const wk_compile_options *o);
+/* A call that fails, when the function runs or when its plan does, leaves parameters and what else it writes in place as they
+   were. On the CPU a wrong index makes wk_call itself fail. On CUDA it is found when something is read or waited for (wk_item,
+   wk_read, wk_sync); from the failed check to then no call writes in place. */
 WK_API wk_tensor *wk_call(wk_compiled *f, wk_tensor *const *in, int nin);
 WK_API void wk_call_n(wk_compiled *f, wk_tensor *const *in, int nin, wk_tensor **out, int nout);
 WK_API void wk_compiled_free(wk_compiled *f);

@@ -444,6 +444,212 @@ TEST(failures, probes_nest) {
     api_end(c);
 }
 
+/* ---- calls in calls, handles that go ------------------------------------------------------------------------------- */
+
+static void step_then_fail(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    only_loss(c, &(labelled){.w = ((labelled *)self)->w}, in, nin, out, nout);
+    wk_backward(out[0]);
+    wk_optim_step(((labelled *)self)->o);
+    if (((labelled *)self)->fail)
+        out[0] = wk_matmul(out[0], wk_ones(c, WK_F32, SIZE(3)));
+}
+
+/* A step of another loss that fails must not make the gradient of this one wrong, nor impossible. */
+TEST(failures, a_graph_from_before_a_call_that_failed) {
+    wk_ctx *c = api_ctx(true);
+    labelled l = {.w = wk_requires_grad(api_normal(c, SIZE(3)), true), .fail = true};
+    l.o = wk_adamw(c, &l.w, 1, NULL);
+    wk_compiled *f = wk_compile(c, step_then_fail, &l, NULL);
+    wk_tensor *x = wk_ones(c, WK_F32, SIZE(3)), *loss = wk_sum(wk_mul(wk_mul(l.w, l.w), x), NULL, 0, false);
+    wk_call(f, &x, 1);
+    CHECK_ERROR(c, WK_SHAPE);
+    wk_backward(loss);
+    REQUIRE(wk_grad(l.w) != NULL);
+    float *g = api_read(wk_grad(l.w)), *w = api_read(l.w);
+    for (int i = 0; i < 3; i++)
+        CHECK_NEAR(g[i], 2 * (double)w[i], 1e-5);
+    free(g);
+    free(w);
+    wk_zero_grad(l.w);
+    loss = wk_sum(wk_mul(wk_mul(l.w, l.w), x), NULL, 0, false);
+    l.fail = false;
+    wk_call(f, &x, 1);
+    wk_backward(loss); /* this time it was changed */
+    CHECK_ERROR(c, WK_VERSION);
+    api_end(c);
+}
+
+typedef struct nested {
+    labelled l;
+    wk_compiled *inner;
+    wk_tensor *state, *more; /* (4, 3), (2) */
+    bool fail, probe, read, mine;
+} nested;
+
+/* Uses what the outer function used, and more, in ways of its own; fails behind all of it. */
+static void inner_step(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)nin, (void)nout;
+    nested *n = self;
+    if (!n->fail) {
+        out[0] = wk_neg(in[0]);
+        return;
+    }
+    wk_copy_(wk_slice(n->state, 0, 2, 3, 1), in[0]);
+    wk_copy_(n->more, wk_rand(c, SIZE(2)));
+    wk_copy_(n->state, wk_rand(c, SIZE(4, 3)));
+    wk_tensor *loss = wk_sum(wk_mul(wk_mul(n->l.w, n->l.w), wk_dropout(in[0], 0.5)), NULL, 0, false);
+    wk_backward(loss);
+    wk_optim_step(n->l.o);
+    wk_reshape(in[0], SIZE(99));
+    out[0] = loss;
+}
+
+static void outer_step(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)nin, (void)nout;
+    nested *n = self;
+    wk_tensor *x = wk_add(in[0], wk_rand(c, SIZE(3))), *total = wk_zeros(c, WK_F32, 0, NULL);
+    if (n->mine)
+        total = wk_sum(wk_slice(n->state, 0, 0, 2, 1), NULL, 0, false);
+    if (n->read)
+        wk_item(wk_sum(x, NULL, 0, false));
+    if (n->probe)
+        wk_try_begin(c);
+    bool failed = wk_is_poison(wk_call(n->inner, &x, 1));
+    CHECK(failed == n->fail);
+    CHECK_EQ_I(n->probe ? wk_try_end(c, NULL) : wk_error_take(c, NULL), failed ? WK_SHAPE : WK_OK);
+    wk_copy_(wk_slice(n->state, 0, 1, 2, 1), wk_mul(x, wk_rand(c, SIZE(3))));
+    total = wk_add(total, wk_sum(n->state, NULL, 0, false));
+    wk_tensor *loss = wk_sum(wk_mul(wk_mul(n->l.w, n->l.w), x), NULL, 0, false);
+    wk_backward(loss);
+    wk_optim_step(n->l.o);
+    out[0] = wk_add(wk_add(loss, total), wk_sum(n->more, NULL, 0, false));
+}
+
+static float *run_nested(uint64_t seed, nested n, bool fail) {
+    wk_ctx *c = api_ctx(true);
+    wk_seed(c, seed);
+    n.l.w = wk_requires_grad(wk_randn(c, SIZE(3)), true);
+    n.l.o = wk_adamw(c, &n.l.w, 1, NULL);
+    n.state = wk_randn(c, SIZE(4, 3));
+    n.more = wk_randn(c, SIZE(2));
+    wk_compiled *outer = wk_compile(c, outer_step, &n, NULL);
+    n.inner = wk_compile(c, inner_step, &n, NULL);
+    wk_tensor *x = wk_rand(c, SIZE(3));
+    float *got = calloc(22, sizeof *got);
+    for (int i = 0; i < 4; i++) {
+        n.fail = fail && i % 3 != 1;
+        got[18 + i] = (float)wk_item(wk_call(outer, &x, 1));
+    }
+    CHECK_EQ_I(wk_optim_steps(n.l.o), 4);
+    CHECK(wk_read(n.l.w, got, 12) && wk_read(n.state, got + 3, 48) && wk_read(n.more, got + 15, 8));
+    uint64_t sequence;
+    wk_rng_get(c, NULL, &sequence);
+    got[17] = (float)sequence;
+    api_end(c);
+    return got;
+}
+
+/* A call inside a call that fails, with its error taken, is as if it had not been made. */
+TEST(failures, a_call_inside_a_call) {
+    for (int k = 0; k < 8; k++) {
+        uint64_t seed = wkt_u64();
+        nested n = {.probe = k & 1, .read = k >> 1 & 1, .mine = k >> 2};
+        float *want = run_nested(seed, n, false), *got = run_nested(seed, n, true);
+        CHECK(api_same(want, got, 22));
+        free(want);
+        free(got);
+    }
+}
+
+typedef struct keeper {
+    wk_tensor *kept, *w;
+} keeper;
+
+static void keep_and_fail(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)nin, (void)nout;
+    keeper *k = self;
+    k->kept = wk_retain(wk_mul(k->w, in[0]));
+    out[0] = wk_add(in[0], wk_ones(c, WK_F32, SIZE(7)));
+}
+
+TEST(failures, what_a_call_that_failed_made_is_not_used) {
+    wk_ctx *c = api_ctx(true);
+    keeper k = {.w = wk_requires_grad(wk_ones(c, WK_F32, SIZE(3)), true)};
+    wk_compiled *f = wk_compile(c, keep_and_fail, &k, NULL);
+    wk_tensor *x = wk_ones(c, WK_F32, SIZE(3));
+    wk_call(f, &x, 1);
+    CHECK_ERROR(c, WK_SHAPE);
+    CHECK(wk_alive(c, k.kept));
+    wk_backward_options o;
+    wk_backward_options_init(&o);
+    o.grads = &x;
+    wk_backward_ex(&k.kept, 1, &o);
+    CHECK_ERROR(c, WK_STATE);
+    CHECK(wk_grad(k.w) == NULL);
+    wk_neg(k.kept);
+    CHECK_ERROR(c, WK_STATE);
+    wk_reshape(k.kept, SIZE(1, 3));
+    CHECK_ERROR(c, WK_STATE);
+    CHECK(isnan(wk_item(k.kept)));
+    CHECK_ERROR(c, WK_STATE);
+    CHECK(!wk_write(k.kept, &o, 12));
+    CHECK_ERROR(c, WK_STATE);
+    wk_copy_(wk_detach(k.kept), x);
+    CHECK_ERROR(c, WK_STATE);
+    wk_ctx *d = api_ctx(true);
+    wk_share(d, k.kept);
+    CHECK_ERROR(d, WK_STATE);
+    CHECK_ERROR(c, WK_STATE);
+    wk_release(k.kept);
+    CHECK(!wk_alive(c, k.kept));
+    api_end(d);
+    api_end(c);
+}
+
+typedef struct prober {
+    int begins, ends;
+    bool wrong;
+} prober;
+
+static void leave_probes(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)nin, (void)nout;
+    prober *p = self;
+    for (int i = 0; i < p->begins; i++)
+        wk_try_begin(c);
+    out[0] = wk_neg(in[0]);
+    if (p->wrong)
+        wk_reshape(in[0], SIZE(55));
+    for (int i = 0; i < p->ends; i++)
+        wk_try_end(c, NULL);
+}
+
+TEST(failures, probes_end_in_the_function_that_began_them) {
+    wk_ctx *c = api_ctx(true);
+    prober p;
+    wk_compiled *f = wk_compile(c, leave_probes, &p, NULL);
+    wk_module *m = wk_module_new(c, "m", leave_probes, &p, NULL);
+    wk_tensor *x = wk_ones(c, WK_F32, SIZE(3));
+    for (int k = 0; k < 2 * 3 * 3 * 2; k++) {
+        p = (prober){k / 2 % 3, k / 6 % 3, k / 18};
+        bool fails = p.begins != p.ends || (p.wrong && !p.begins);
+        wk_try_begin(c);
+        wk_reshape(x, SIZE(44)); /* the probe is the test's own, and so is its error */
+        wk_error_take(c, NULL);
+        wk_tensor *y = k % 2 ? wk_call(f, &x, 1) : wk_forward(m, x);
+        CHECK(wk_is_poison(y) == fails);
+        wk_error e;
+        wk_status s = wk_try_end(c, &e);
+        if (p.wrong && !p.begins)
+            CHECK_EQ_I(s, WK_SHAPE);
+        else
+            CHECK_EQ_I(s, fails ? WK_STATE : WK_OK);
+        CHECK(!wk_failed(c));
+        wk_try_end(c, NULL);
+        CHECK_ERROR(c, WK_STATE); /* there was but one */
+    }
+    api_end(c);
+}
+
 /* ---- contexts that share weights ------------------------------------------------------------------------------------ */
 
 static wk_tensor *square_loss(wk_tensor *w, wk_tensor *x) {

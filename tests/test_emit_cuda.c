@@ -35,7 +35,7 @@ typedef struct kcase {
     double val[MAX_NUMBERS];
     float arg[MAX_NUMBERS];
     uint64_t seq[MAX_NUMBERS];
-    int32_t want_fault, got_fault;
+    int32_t want_fault, got_fault, stop;
     wki_cu_kernel_text text;
 } kcase;
 
@@ -216,6 +216,15 @@ static void draw_numbers(kcase *c) {
     c->run.rng_seq = c->seq;
     c->run.seed = wkt_u64();
     c->run.fault = &c->want_fault;
+}
+
+/* Sometimes in place, which no program with a check is, and then sometimes after a fault. */
+static void draw_stop(kcase *c) {
+    bool checks = false;
+    for (int i = 0; i < c->prog.ninst; i++)
+        checks |= c->inst[i].code == WKI_L_CHECK;
+    c->prog.in_place = !checks && wkt_below(4) == 0;
+    c->stop = c->prog.in_place && wkt_below(2);
 }
 
 static void case_free(kcase *c) {
@@ -552,7 +561,7 @@ static void *build_for_cpu(const char *source, const char **why) {
 typedef const char *(*runner)(const void *params, const unsigned long long *args, const unsigned *grid,
                               const unsigned *block, uint64_t seed);
 
-enum { SLOT_POINTERS = 0, SLOT_VALUES = 32, SLOT_SEED = 60, SLOT_BASE, SLOT_FAULT, SLOTS };
+enum { SLOT_POINTERS = 0, SLOT_VALUES = 32, SLOT_SEED = 60, SLOT_BASE, SLOT_FAULT, SLOT_STOP, SLOTS };
 
 /* Operands alternately by slot and by address. */
 static void bind_case(kcase *c, wki_cu_operand *opnd, int32_t *val, int32_t *rel, wki_cu_bind *b,
@@ -571,6 +580,7 @@ static void bind_case(kcase *c, wki_cu_operand *opnd, int32_t *val, int32_t *rel
     args[SLOT_SEED] = c->run.seed;
     args[SLOT_BASE] = c->seq[0];
     args[SLOT_FAULT] = (unsigned long long)(uintptr_t)&c->got_fault;
+    args[SLOT_STOP] = (unsigned long long)(uintptr_t)&c->stop;
     *b = (wki_cu_bind){.opnd = opnd,
                        .val_slot = val,
                        .rng_rel = rel,
@@ -641,7 +651,10 @@ static bool compare(const kcase *c) {
     return ok;
 }
 
+/* What a kernel that has been told to stop does: nothing. */
 static bool run_reference(kcase *c) {
+    if (c->stop)
+        return true;
     for (int op = 0; op < c->prog.nload + c->prog.nstore; op++)
         c->run.opnd[op].data = c->want[op];
     return CHECK(wki_loop_reference(&c->run));
@@ -690,11 +703,13 @@ static bool run_kernel(kcase *c, void *lib) {
 static void check_cases(kcase *c, int n) {
     text t = {0};
     const char *why = NULL;
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
+        draw_stop(&c[i]);
         if (!wki_emit_cuda(&c[i].run, &c[i].text, &why))
             FAIL("%s: %s", c[i].title, why);
         else if (!strstr(c[i].text.src, "const WK_U64 *args) {\n    wkl_begin();\n"))
             FAIL("%s does not wait for the kernel before it first", c[i].title);
+    }
     append_program(&t, c, n, true);
     void *lib = build_for_cpu(t.s, &why);
     free(t.s);
@@ -837,6 +852,7 @@ static void check_multi(kcase *c, int n) {
     for (int i = 0; i < MAX_NUMBERS; i++)
         memcpy(&args[SLOT_VALUES + i], &c[0].val[i], 8);
     args[SLOT_FAULT] = (unsigned long long)(uintptr_t)&c[0].got_fault;
+    args[SLOT_STOP] = (unsigned long long)(uintptr_t)&c[0].stop;
     uint64_t *table = wkt_guarded(wki_cu_multi_words(&c[0].prog, n) * 8);
     if (!table || !wki_emit_cuda_multi(run[0], &c[0].text, &why) ||
         !wki_cu_multi_fill(run, bind, n, (uint64_t)(uintptr_t)table, table, &params, &why)) {
@@ -865,6 +881,8 @@ static void check_multi(kcase *c, int n) {
 
 /* Sizes from nothing to several chunks; values in place, as optimizers have them. */
 static void multi_cases(kcase *c, int n, const wki_op *op) {
+    draw_stop(&c[0]);
+    int in_place = c[0].prog.in_place;
     for (int i = 0; i < n; i++) {
         int64_t size[2] = {(int64_t)wkt_below(3) ? draw_size() : (int64_t)wkt_below(130),
                            (int64_t)wkt_below(100)};
@@ -874,6 +892,8 @@ static void multi_cases(kcase *c, int n, const wki_op *op) {
         draw_numbers(&c[i]);
         c[i].run.arg = c[0].arg;
         c[i].run.seed = c[0].run.seed;
+        c[i].prog.in_place = in_place;
+        c[i].stop = c[0].stop;
         for (int o = 0; o < c[i].prog.nload + c[i].prog.nstore; o++) {
             c[i].run.opnd[o].dtype = WK_F32;
             c[i].run.opnd[o].stride[0] = size[1];
@@ -938,6 +958,7 @@ TEST(emit_cuda, nvrtc_compiles_every_kernel) {
             op_case_at(&c[i], i);
         else
             random_case(&c[i]);
+        draw_stop(&c[i]);
         if (!wki_emit_cuda(&c[i].run, &c[i].text, &why))
             FAIL("%s: %s", c[i].title, why);
     }

@@ -286,6 +286,8 @@ static bool run(engine *e, wki_tensor *const *roots, int nroots, wki_tensor *con
     for (int i = 0; i < nroots; i++) {
         if (!(roots[i]->flags & WKI_F_REQ))
             return wki_fail(c, WK_GRAD, "root %d does not require grad: nothing to differentiate", i);
+        if (roots[i]->st->failed)
+            return wki_fail(c, WK_STATE, "root %d is the result of a call that failed", i);
         if (roots[i]->fn && !reach(e, roots[i]->fn))
             return false;
     }

@@ -91,11 +91,12 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
         c->rec->in_call = true;
         wki_tape_reset(c);
     }
+    wki_rec_mark begin = wki_rec_mark_of(c);
     c->call_depth++;
     wk_scope_begin(c);
-    uint32_t floor = wki_scope_floor(c);
+    wki_floor floor = wki_floor_begin(c);
     f->fn(c, f->self, in, nin, out, nout);
-    wki_scope_floor_end(c, floor);
+    wki_floor_end(c, floor, caller);
     for (int i = 0; i < nout; i++) {
         if (!out[i]) {
             c->caller = caller;
@@ -107,8 +108,11 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
     }
     wk_scope_end(c);
     c->call_depth--;
-    if (!outer)
+    if (!outer) {
+        if (c->failed)
+            wki_rec_back_to(c, &begin);
         goto end;
+    }
     c->rec->in_call = false;
     if (!c->rec->nops)
         wki_tape_reset(c);

@@ -475,6 +475,10 @@ static bool emit(const wki_loop_run *r, bool multi, wki_cu_kernel_text *out, con
         e->S = e->s.wide ? "WK_I64" : "int";
         if (wki_cu_analyse(e)) {
             wki_cu_plan_keeping(e);
+            if (e->p->in_place) {
+                LINE("if (wkl_stopped(args, p.d[%d]))", e->l.fault);
+                LINE("    return;");
+            }
             if (rows(e))
                 wki_cu_put_row_kernel(e);
             else

@@ -40,7 +40,9 @@ typedef struct wki_cu_bind {
     const int32_t *val_slot;    /* narg: words that hold doubles */
     const int32_t *rng_rel;     /* nrng: added to the RNG base */
     int32_t seed_slot, rng_base_slot;
-    int32_t fault_slot;       /* word that holds the address of an int32: receives op id + 1 of a fault */
+    int32_t
+        fault_slot; /* word that holds the address of an int32: receives op id + 1 of a fault; that in the next
+                           word: not 0 from a fault on, and then in-place programs do nothing */
     uint64_t scratch, counts; /* addresses of what wki_cu_scratch_of asks for */
 } wki_cu_bind;
 

@@ -328,7 +328,7 @@ static void put_shared(const filler *f, const wki_cu_layout *l, const wki_loop *
         f->d[l->rng + i] = b->rng_rel[i];
     f->d[l->seed] = rng ? b->seed_slot : 0;
     f->d[l->rng_base] = rng ? b->rng_base_slot : 0;
-    f->d[l->fault] = checks ? b->fault_slot : 0;
+    f->d[l->fault] = checks || p->in_place ? b->fault_slot : 0;
 }
 
 static bool has_code(const wki_loop *p, wki_loop_code code) {

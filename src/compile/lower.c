@@ -333,6 +333,7 @@ static bool lower_inplace(wk_ctx *c, wki_plan *p, const wki_gnode *n, int multi)
         s->op = n->op;
         s->multi = nt > 1 ? multi : 0;
         s->prog = *l;
+        s->prog.in_place = true;
         s->va = wki_malloc((size_t)(l->narg + 1) * sizeof *s->va);
         if (!s->va) {
             ok = wki_fail(c, WK_NOMEM, "no host memory for a plan");

@@ -265,7 +265,7 @@ static void commit_to(wk_ctx *c, uint32_t n) {
     c->nundo = n;
 }
 
-static void roll_back_to(wk_ctx *c, uint32_t n) {
+void wki_undo_back_to(wk_ctx *c, uint32_t n) {
     while (c->nundo > n) {
         wki_undo *u = &c->undo[--c->nundo];
         if (u->kind == WKI_UNDO_I64) {
@@ -290,7 +290,7 @@ static void roll_back_to(wk_ctx *c, uint32_t n) {
 }
 
 void wki_undo_commit(wk_ctx *c) { commit_to(c, 0); }
-void wki_undo_rollback(wk_ctx *c) { roll_back_to(c, 0); }
+void wki_undo_rollback(wk_ctx *c) { wki_undo_back_to(c, 0); }
 
 /* A gradient that this recording itself made is gone when the recording is, and an earlier entry has what was before. To hold
    it would make it a result of the plan. */
@@ -314,7 +314,7 @@ void wki_undo_end(wk_ctx *c, wki_undo_mark m, bool ok) {
     if (!c->journal)
         return; /* a flush settled it all */
     if (!ok)
-        roll_back_to(c, m.n);
+        wki_undo_back_to(c, m.n);
     else if (!m.journal)
         commit_to(c, m.n < c->nundo ? m.n : c->nundo);
     else

@@ -361,7 +361,7 @@ struct wk_ctx {
     wki_error err;
     wki_error past; /* the last one that was taken, or that a probe kept to itself: what made kept poison */
     wki_error *outside; /* the error outside each open probe */
-    int try_depth, cap_try, lost_tries;
+    int try_depth, cap_try, try_floor, lost_tries;
     wk_stats stats;
     void *dev_state
         [WK_DEVICE_COUNT]; /* per (context, device): stream, arena, argument ring; made by the device's api */
@@ -420,8 +420,13 @@ wki_storage *wki_storage_share(wk_ctx *to, wki_storage *s); /* with a reference;
 void wki_slots_free(wk_ctx *c);
 void wki_tensors_release_all(wk_ctx *c);
 void wki_scopes_free(wk_ctx *c);
-uint32_t wki_scope_floor(wk_ctx *c); /* a user function starts: it cannot end the caller's scopes */
-void wki_scope_floor_end(wk_ctx *c, uint32_t old);
+/* A user function starts: it cannot end the caller's scopes and probes, and what it leaves open ends with it. */
+typedef struct wki_floor {
+    uint32_t scope;
+    int probe;
+} wki_floor;
+wki_floor wki_floor_begin(wk_ctx *c);
+void wki_floor_end(wk_ctx *c, wki_floor old, const void *caller);
 void wki_promote(wk_ctx *c, wki_tensor *t); /* to the enclosing scope when the current one ends */
 
 /* ---- what higher rooms register (executors) and own ------------------------------------------------------------------ */
@@ -509,6 +514,7 @@ typedef struct wki_undo_mark {
 } wki_undo_mark;
 wki_undo_mark wki_undo_begin(wk_ctx *c);
 void wki_undo_end(wk_ctx *c, wki_undo_mark m, bool ok);
+void wki_undo_back_to(wk_ctx *c, uint32_t n); /* puts back what was noted after the first n */
 
 /* ---- devices (compile/plan.h has what plans need) ------------------------------------------------------------------- */
 

@@ -225,7 +225,7 @@ wk_status wk_try_end(wk_ctx *c, wk_error *out) {
             copy_out(c, out);
         return c->failed;
     }
-    if (c->try_depth == 0) {
+    if (c->try_depth <= c->try_floor) {
         c->caller = __builtin_return_address(0);
         c->cur_op = NULL;
         wki_fail(c, WK_STATE, "wk_try_end without a matching wk_try_begin");

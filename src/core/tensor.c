@@ -327,17 +327,26 @@ void wk_scope_end(wk_ctx *c) {
         scope_unwind(c, mark);
 }
 
-uint32_t wki_scope_floor(wk_ctx *c) {
-    uint32_t old = c->scope_floor;
+wki_floor wki_floor_begin(wk_ctx *c) {
+    wki_floor old = {c->scope_floor, c->try_floor};
     c->scope_floor = c->nmarks;
+    c->try_floor = c->try_depth;
     return old;
 }
 
-/* Ends scopes that a user's function left open, down to the floor set by wki_scope_floor, and restores the former one. */
-void wki_scope_floor_end(wk_ctx *c, uint32_t old) {
+void wki_floor_end(wk_ctx *c, wki_floor old, const void *caller) {
+    bool probes = c->try_depth > c->try_floor;
     while (c->nmarks > c->scope_floor)
         wk_scope_end(c);
-    c->scope_floor = old;
+    while (c->try_depth > c->try_floor)
+        wk_try_end(c, NULL);
+    c->scope_floor = old.scope;
+    c->try_floor = old.probe;
+    if (!probes)
+        return;
+    c->caller = caller;
+    c->cur_op = NULL;
+    wki_fail(c, WK_STATE, "the function that was called left a wk_try_begin without its wk_try_end");
 }
 
 void wki_scopes_free(wk_ctx *c) {

@@ -151,6 +151,22 @@ nomem:
     return NULL;
 }
 
+void wki_graph_unwrite(wk_ctx *c, const wki_recorder *r, uint32_t first) {
+    bool writes = false;
+    for (uint32_t b = 0; b < r->nbuf; b++)
+        writes |= r->buf[b].written;
+    wki_graph *g = writes ? wki_graph_decode(c, r) : NULL;
+    for (int i = (int)first; g && i < g->nnode; i++) {
+        const wki_gnode *n = &g->node[i];
+        for (int j = 0; n->op->writes && j < n->nin; j++) {
+            const wki_rbuf *b = wki_node_writes(n, j) ? &r->buf[g->buf[g->ref[n->ref0 + j].buf].root] : NULL;
+            if (b && b->st)
+                b->st->version--;
+        }
+    }
+    wki_graph_free(g);
+}
+
 bool wki_graph_verify(wk_ctx *c, const wki_graph *g) {
     int made = -1; /* outputs are numbered in program order */
     for (int i = 0; i < g->nnode; i++) {

@@ -101,6 +101,9 @@ void wki_graph_free(wki_graph *g);
 bool wki_node_writes(const wki_gnode *n, int i);
 /* Checks that buffers are defined before use and references lie inside them; false after wki_fail(WK_INTERNAL). */
 bool wki_graph_verify(wk_ctx *c, const wki_graph *g);
+/* Storages get back the versions they had before the recorder's ops from number `first` on wrote them, which
+   those never will. */
+void wki_graph_unwrite(wk_ctx *c, const wki_recorder *r, uint32_t first);
 /* One line per op, for WICK_TRACE=graph. */
 void wki_graph_print(const wki_graph *g);
 
@@ -115,5 +118,14 @@ void wki_splices_free(wk_ctx *c);
 
 /* Ends the segment: buffers forget it. `ok` false: pending storages are marked failed. */
 void wki_rec_reset(wk_ctx *c, bool ok);
+
+/* Where a call inside a call begins. When it fails, what it recorded, changed on the host and drew goes. */
+typedef struct wki_rec_mark {
+    uint32_t epoch, nops, nbuf, nval, nref, nundo;
+    size_t nkey, nmeta;
+    uint64_t rng_seq;
+} wki_rec_mark;
+wki_rec_mark wki_rec_mark_of(const wk_ctx *c);
+void wki_rec_back_to(wk_ctx *c, const wki_rec_mark *m);
 
 #endif

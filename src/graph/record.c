@@ -70,8 +70,61 @@ void wki_recorder_discard(wk_ctx *c) {
     wki_recorder *r = c->rec;
     if (r->nops)
         c->rng_seq = r->rng_start;
+    wki_graph_unwrite(c, r, 0);
     wki_rec_reset(c, false);
     wki_undo_rollback(c);
+}
+
+wki_rec_mark wki_rec_mark_of(const wk_ctx *c) {
+    const wki_recorder *r = c->rec;
+    return (wki_rec_mark){.epoch = r->epoch,
+                          .nops = r->nops,
+                          .nbuf = r->nbuf,
+                          .nval = r->nval,
+                          .nref = r->nref,
+                          .nundo = c->nundo,
+                          .nkey = r->nkey,
+                          .nmeta = r->nmeta,
+                          .rng_seq = c->rng_seq};
+}
+
+static void forget_buffer(wki_rbuf *b) {
+    wki_storage *s = b->st;
+    if (!s)
+        return;
+    if (s->rec_buf == (uint32_t)(b - s->ctx->rec->buf))
+        s->rec_epoch = 0; /* of no segment */
+    if (b->external) {
+        wki_storage_unref(s);
+    } else {
+        s->pending = 0;
+        s->failed = 1;
+    }
+}
+
+void wki_rec_back_to(wk_ctx *c, const wki_rec_mark *m) {
+    wki_recorder *r = c->rec;
+    if (r->epoch != m->epoch) { /* there was a flush: what is recorded now is all the call's own */
+        wki_recorder_discard(c);
+        return;
+    }
+    wki_graph_unwrite(c, r, m->nops);
+    for (uint32_t b = m->nbuf; b < r->nbuf; b++)
+        forget_buffer(&r->buf[b]);
+    for (uint32_t b = 0; b < m->nbuf; b++) {
+        r->buf[b].whole &= !r->buf[b].external; /* a declaration may be gone; the next use declares again */
+        if (r->buf[b].next_same > m->nbuf)
+            r->buf[b].next_same = 0;
+    }
+    r->nops = m->nops;
+    r->nbuf = m->nbuf;
+    r->nval = m->nval;
+    r->nref = m->nref;
+    r->nkey = m->nkey;
+    r->nmeta = m->nmeta;
+    c->tape.on = false; /* it has records of what is gone; without it backwards are walked */
+    c->rng_seq = m->rng_seq;
+    wki_undo_back_to(c, m->nundo);
 }
 
 bool wki_rec_grow(wk_ctx *c, void **p, size_t *cap, size_t need, size_t each) {

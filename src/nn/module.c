@@ -311,7 +311,7 @@ static void run_forward(wk_ctx *c, wki_module *m, void **running, wk_tensor *con
                         wk_tensor **out, int nout, const void *caller) {
     void *outer = *running;
     wk_scope_begin(c);
-    uint32_t floor = wki_scope_floor(c);
+    wki_floor floor = wki_floor_begin(c);
     for (int i = 0; i < nout; i++)
         out[i] = NULL;
     *running = m;
@@ -319,7 +319,7 @@ static void run_forward(wk_ctx *c, wki_module *m, void **running, wk_tensor *con
     m->forward(c, m->self->self, in, nin, out, nout);
     m->running--;
     *running = outer;
-    wki_scope_floor_end(c, floor);
+    wki_floor_end(c, floor, caller);
     for (int i = 0; i < nout; i++) {
         wki_tensor *t = NULL;
         if (!out[i]) {

@@ -49,6 +49,7 @@ typedef struct wki_loop {
     int16_t
         straight; /* the same program as straight-line code, compiled with the library: its number there; 0: none */
     const wki_inst *inst;
+    bool in_place; /* of a plan: CUDA's kernel does nothing once a check has failed */
 } wki_loop;
 
 /* Kinds of dtype a program is for: 'F' f32, 'D' f64, 'I' u8 i32, 'L' i64, 'B' bool, '*' any; of input 0 and of output 0. Where

@@ -67,9 +67,9 @@ static void vjp(const wki_vjp_args *a) {
         g[i] = a->gout[i] ? wki_handle(wki_alias(c, a->gout[i])) : NULL;
     if (c->failed)
         return;
-    uint32_t floor = wki_scope_floor(c);
+    wki_floor floor = wki_floor_begin(c);
     u->d.vjp(c, in, out, g, n->va, r);
-    wki_scope_floor_end(c, floor);
+    wki_floor_end(c, floor, n->caller);
     for (int i = 0; i < n->nin; i++) {
         if (!r[i])
             continue;

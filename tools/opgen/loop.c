@@ -432,8 +432,8 @@ void loop_emit(FILE *f, const op *o) {
     }
     fprintf(f, "static const wki_loop loop_%s[] = {\n", o->name);
     for (int v = 0; v < o->nloop; v++)
-        fprintf(f, "    {%d, %d, %d, %d, %d, %d, %d, inst_%s_%d},\n", n[v], o->nin, nstore, narg, reduces[v],
-                nrng[v], straight_index(o, v), o->name, v);
+        fprintf(f, "    {%d, %d, %d, %d, %d, %d, %d, inst_%s_%d, false},\n", n[v], o->nin, nstore, narg,
+                reduces[v], nrng[v], straight_index(o, v), o->name, v);
     fprintf(f, "};\n");
     if (o->nloop > 1 || o->loop[0].in_kind != '*' || o->loop[0].out_kind != '*') {
         fprintf(f, "static const wki_loop_guard guard_%s[] = {\n", o->name);

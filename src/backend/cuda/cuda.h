@@ -19,6 +19,7 @@
     F(COPY, wkk_copy8, wkk_copy, WKK_THREADS, 0)                                                             \
     F(COPY, wkk_copy16, wkk_copy, WKK_THREADS, 0)                                                            \
     F(COPY, wkk_copy_flat, wkk_copy, WKK_THREADS, 0)                                                         \
+    F(COPY, wkk_put_back, wkk_copy, WKK_THREADS, 0)                                                          \
     F(COPY, wkk_set_args, wkk_words, WKK_THREADS, 0)                                                         \
     F(COPY, wkk_attr_floats, wkk_attrs, WKK_THREADS, 0)                                                      \
     F(COPY, wkk_pad_slice, wkk_pad, WKK_THREADS, 0)                                                          \
@@ -74,7 +75,13 @@ typedef struct wki_cuda {
 /* ---- the context's part: c->dev_state[WK_CUDA] ------------------------------------------------------------------------ */
 
 /* First words of the argument block; VALUE attributes as doubles follow, then addresses. */
-enum { WKI_ARG_SEED, WKI_ARG_RNG_BASE, WKI_ARG_FAULT = WKK_FAULT_WORD, WKI_ARG_VALUES };
+enum {
+    WKI_ARG_SEED,
+    WKI_ARG_RNG_BASE,
+    WKI_ARG_FAULT = WKK_FAULT_WORD,
+    WKI_ARG_STOP = WKK_STOP_WORD,
+    WKI_ARG_VALUES
+};
 
 typedef struct wki_cuda_ctx {
     wki_cuda *rt;
@@ -82,6 +89,8 @@ typedef struct wki_cuda_ctx {
     wki_cu_ptr arena, args; /* args: the argument block */
     wki_cu_ptr
         counts; /* WKI_COUNTS words of 0, for blocks that wait for others: 0 again behind each kernel */
+    wki_cu_ptr
+        stop; /* an int: not 0 from a fault on until the host has seen it; then nothing is written in place */
     size_t arena_bytes, args_bytes;
     uint32_t generation; /* moves on when one of these addresses does: plans that hold it are set up again */
     wki_cu_ring *ring;   /* feeds args */

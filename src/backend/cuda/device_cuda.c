@@ -78,6 +78,7 @@ static void state_free(wki_cuda_ctx *s) {
         wki_cu_free(s->stream, s->arena, NULL);
         wki_cu_free(s->stream, s->args, NULL);
         wki_cu_free(s->stream, s->counts, NULL);
+        wki_cu_free(s->stream, s->stop, NULL);
         if (s->bounce)
             wki_cu_host_free(s->rt->dev, s->bounce);
         wki_cu_stream_destroy(s->stream);
@@ -94,6 +95,10 @@ static void cuda_ctx_free(wk_ctx *c) {
 static int make_state(wki_cuda_ctx *s, wki_cu_error *err) {
     void *host = NULL;
     int code = wki_cu_stream_create(s->rt->dev, &s->stream, err);
+    if (!code)
+        code = wki_cu_alloc(s->stream, sizeof(int32_t), "stop word", &s->stop, err);
+    if (!code)
+        code = wki_cu_fill32(s->stream, s->stop, 0, 1, err);
     if (!code)
         code = wki_cu_alloc(s->stream, WKI_COUNTS * sizeof(int32_t), "counts", &s->counts, err);
     if (!code)
@@ -244,6 +249,8 @@ static bool settle(wk_ctx *c, wki_cuda_ctx *s, int code, wki_cu_error *err) {
     if (!fault)
         return true;
     *wki_cuda_fault(s) = 0;
+    if (wki_cu_fill32(s->stream, s->stop, 0, 1, err))
+        return fail_late(c, s, err);
     return wki_report_fault(c, fault, NULL);
 }
 

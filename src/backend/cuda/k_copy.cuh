@@ -39,6 +39,12 @@ WKK_BODY wkk_copy_flat_body(const wkk_copy &p, const wkk_u64 *args) {
     dst[done + i] = src[done + i];
 }
 
+/* The same, if a check failed: what steps before it had overwritten is as it was. */
+WKK_BODY wkk_put_back_body(const wkk_copy &p, const wkk_u64 *args) {
+    if (*(const int *)args[WKK_STOP_WORD])
+        wkk_copy_flat_body(p, args);
+}
+
 WKK_BODY wkk_set_args_body(const wkk_words &p, const wkk_u64 *args) {
     if (threadIdx.x < p.n)
         ((wkk_u64 *)args)[threadIdx.x] = p.word[threadIdx.x];

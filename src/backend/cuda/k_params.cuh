@@ -7,7 +7,7 @@
 typedef long long wkk_i64;
 typedef unsigned long long wkk_u64;
 
-enum { WKK_DIMS = 8, WKK_THREADS = 256, WKK_CONV_THREADS = 64, WKK_FAULT_WORD = 2, WKK_SMALL_GRID = 264 };
+enum { WKK_DIMS = 8, WKK_THREADS = 256, WKK_CONV_THREADS = 64, WKK_FAULT_WORD = 2, WKK_STOP_WORD, WKK_SMALL_GRID = 264 };
 
 /* An operand: at `base`, or with slot >= 0 at the address in that word of the argument block plus `base`
  * bytes. */

@@ -664,9 +664,25 @@ static bool run_kernel_step(wk_ctx *c, cuda_plan *cp, launch *l, const wki_plan_
     return true;
 }
 
+/* Keeps what steps before a check overwrite, or puts it back if that check fails. */
+static bool copy_saved(wk_ctx *c, const cuda_plan *cp, const wki_plan_args *a, bool back) {
+    const wki_cuda_ctx *s = c->dev_state[WK_CUDA];
+    const wki_plan *p = cp->p;
+    bool ok = true;
+    for (int i = 0; ok && i < p->nsave; i++) {
+        wki_cu_operand at = place(s, cp, a, p->save[i].buf, 0), copy = place(s, cp, a, p->save[i].copy, 0);
+        wkk_at there = {at.base, at.slot}, kept = {copy.base, copy.slot};
+        int64_t bytes = p->buf[p->save[i].copy].bytes, one = 1;
+        wkk_copy k = {.dst = there, .src = kept, .n = bytes};
+        ok = back ? wki_cuda_launch(c, WKI_FN_wkk_put_back, &k, (bytes + 15) / 16, WKK_THREADS)
+                  : wki_cuda_copy(c, 1, 1, &bytes, kept, &one, there, &one);
+    }
+    return ok;
+}
+
 static bool enqueue(wk_ctx *c, cuda_plan *cp, const wki_plan_args *a, bool direct) {
     wki_cuda_ctx *s = c->dev_state[WK_CUDA];
-    bool ok = true;
+    bool ok = copy_saved(c, cp, a, false);
     for (int i = 0; ok && i < cp->nlaunch; i++) {
         launch *l = &cp->launch[i];
         c->cur_op = l->step->op;
@@ -676,7 +692,7 @@ static bool enqueue(wk_ctx *c, cuda_plan *cp, const wki_plan_args *a, bool direc
             ok = run_kernel_step(c, cp, l, a, direct) && (l->shares || wki_cuda_products_flush(c));
     }
     s->held.n = 0;
-    return ok;
+    return ok && copy_saved(c, cp, a, true);
 }
 
 /* The argument block of a run. Few words travel as arguments of a kernel that stores them, the first of a
@@ -693,6 +709,7 @@ static void fill_words(const wki_cuda_ctx *s, const cuda_plan *cp, const wki_pla
     w[WKI_ARG_SEED] = a->seed;
     w[WKI_ARG_RNG_BASE] = a->rng_base;
     w[WKI_ARG_FAULT] = (wkk_u64)(uintptr_t)wki_cuda_fault(s);
+    w[WKI_ARG_STOP] = s->stop;
     if (cp->p->g->nval)
         memcpy(w + WKI_ARG_VALUES, a->val, (size_t)cp->p->g->nval * sizeof *w);
     w += WKI_ARG_VALUES + cp->p->g->nval;

@@ -81,6 +81,9 @@ static void *prepare(wk_ctx *c, const wki_plan *p) {
                 np->bytes += s->view[o].numel * (int64_t)wki_dtype_size((wk_dtype)s->view[o].dtype);
         }
     }
+    np->launches += 2 * p->nsave; /* kept, and put back or not */
+    for (int i = 0; i < p->nsave; i++)
+        np->bytes += 2 * p->buf[p->save[i].copy].bytes;
     return np;
 }
 
