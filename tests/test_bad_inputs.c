@@ -22,7 +22,7 @@ static void call_it(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_ten
     b->outputs = 0;
     for (int j = 0; j < nout; j++) {
         b->outputs += y[j] != NULL;
-        out[j] = wki_handle(y[j] ? y[j] : y[0]);
+        out[j] = wki_handle(y[j] ? y[j] : y[0] ? y[0] : wki_poison(c));
     }
 }
 
