@@ -288,7 +288,6 @@ static wki_plan *build(wk_ctx *c, wki_plan_cache *pc, uint64_t hash) {
     s = grouping(c, pc, p->g);
     if (!s)
         goto fail;
-    p->structure = s->hash;
     if (!wki_lower(c, p, &s->groups) || !wki_pass_memory(c, p))
         goto fail;
     if (c->rt->trace & WKI_TRACE_PLAN)

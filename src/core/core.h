@@ -124,22 +124,7 @@ enum {
     WKI_OP_USER = 128,
     WKI_OP_KEEP_META =
         256, /* VJP needs the inputs' shapes: the record keeps them even when the input is not saved */
-    WKI_OP_COMMUTES = 512,
 };
-
-typedef enum wki_attr_type {
-    WKI_ATTR_INT,
-    WKI_ATTR_BOOL,
-    WKI_ATTR_DTYPE,
-    WKI_ATTR_LIST,
-    WKI_ATTR_VALUE
-} wki_attr_type;
-/* Structural attributes are int64 words in declaration order; a LIST is its count followed by its items. VALUE attributes
-   are doubles in declaration order, apart from the others, and never part of a plan's key. */
-typedef struct wki_attr {
-    const char *name;
-    wki_attr_type type;
-} wki_attr;
 
 /* Which dimensions of input 0 a ROW op reduces: the last; dimension ia[0]; the list at ia[0]. */
 typedef enum wki_red { WKI_RED_NONE, WKI_RED_LAST, WKI_RED_DIM, WKI_RED_DIMS } wki_red;
@@ -160,12 +145,10 @@ struct wki_op {
     uint32_t flags;
     int8_t nin, nout; /* nin -1: variadic */
     uint8_t roles;    /* variadic: its inputs are so many roles of equally many tensors, role after role */
-    uint8_t nattr;
     uint32_t optional;          /* bit i: input i may be absent */
     uint32_t writes;            /* bit i: input i (variadic: role i) is written in place */
     uint32_t save_in, save_out; /* bit i: saved for the VJP */
     uint32_t diff;              /* bit i: a gradient flows to input i */
-    const wki_attr *attr;
     const char *const *in_names;
     /* Fills dtype, ndim, size of every output; for VIEW ops also st (not yet retained), off, stride and, if it knows that
        the view is contiguous, numel and PLAIN. Returns false after wki_fail. */
@@ -187,10 +170,10 @@ struct wki_call {
     const wki_op *op;
     int nin, nout, nia, nva;
     wki_tensor *const *in; /* NULL where an optional input is absent */
-    const int64_t *ia;     /* structural attribute words */
-    const double *va;      /* VALUE attributes */
-    wki_tensor **out;      /* filled by wki_apply; owned by the current scope */
-    const void *caller;    /* return address in the user's program */
+    /* Structural attributes as words, in declaration order; a list is its count followed by its items. */
+    const int64_t *ia;
+    const double *va; /* VALUE attributes, in declaration order; never part of a plan's key */
+    wki_tensor **out; /* filled by wki_apply; owned by the current scope */
     uint8_t dev;    /* wk_device, set by wki_apply: where the inputs are; the context's when there is none */
     uint32_t place; /* set by wki_record: which op of the stream it is */
     uint64_t rng_seq; /* set by wki_apply for RNG ops */

@@ -155,19 +155,7 @@ void emit_header(FILE *f) {
 
 /* ---- ops_gen.c ---- */
 
-static void emit_attr_table(FILE *f, const op *o) {
-    static const char *const types[] = {"INT", "BOOL", "DTYPE", "LIST", "LIST",
-                                        "INT", "LIST", "LIST",  "VALUE"};
-    if (!o->nattr)
-        return;
-    fprintf(f, "static const wki_attr attr_%s[] = {", o->name);
-    for (int i = 0; i < o->nattr; i++)
-        fprintf(f, "%s{\"%s\", WKI_ATTR_%s}", i ? ", " : "", o->attr[i].name, types[o->attr[i].kind]);
-    fputs("};\n", f);
-}
-
 static void emit_tables(FILE *f, const op *o) {
-    emit_attr_table(f, o);
     if (o->nin) {
         fprintf(f, "static const char *const names_%s[] = {", o->name);
         for (int i = 0; i < o->nin; i++)
@@ -207,13 +195,11 @@ static void emit_row(FILE *f, const op *o) {
         fputs(" | WKI_OP_COMPOSITE", f);
     if (o->keep_meta)
         fputs(" | WKI_OP_KEEP_META", f);
-    fprintf(f, ",\n     .nin = %d, .nout = %d, .nattr = %d, .optional = %#x, .writes = %#x,",
-            o->variadic ? -1 : o->nin, o->nout, o->nattr, optional, writes);
+    fprintf(f, ",\n     .nin = %d, .nout = %d, .optional = %#x, .writes = %#x,",
+            o->variadic ? -1 : o->nin, o->nout, optional, writes);
     if (o->variadic)
         fprintf(f, " .roles = %d,", o->nin);
     fprintf(f, " .save_in = %#x, .save_out = %#x, .diff = %#x", o->save_in, o->save_out, o->diff);
-    if (o->nattr)
-        fprintf(f, ",\n     .attr = attr_%s", o->name);
     if (o->nin)
         fprintf(f, ",\n     .in_names = names_%s", o->name);
     if (o->infer)
@@ -298,7 +284,7 @@ static void emit_internal(FILE *f, const op *o) {
     fprintf(f, "    wki_call k = {.op = &wki_ops[WKI_OP_%s], .nin = %s, .nout = %d, .nia = %s, .nva = %d,",
             o->name, o->variadic ? "nin" : format("%d", o->nin), o->nout, lists ? "nia" : format("%d", nia),
             nva);
-    fprintf(f, "\n                  .in = %s, .ia = %s, .va = %s, .out = %s, .caller = c->caller};\n",
+    fprintf(f, "\n                  .in = %s, .ia = %s, .va = %s, .out = %s};\n",
             o->nin ? "in" : "NULL", nia ? "ia" : "NULL", nva ? "va" : "NULL", o->nout ? "out" : "NULL");
     if (in_place(o)) {
         fputs("    return wki_apply(c, &k);\n}\n", f);

@@ -231,8 +231,7 @@ static void read_key(op *o, const char *key, const char *p, int line) {
     } else if (is(key, "hidden")) {
         read_attr(o, p, line, true);
     } else if (is(key, "flags")) {
-        static const char *const known[] = {"VIEW",    "NONDET",   "BROADCAST",
-                                            "PROMOTE", "COMMUTES", "KEEP_META"};
+        static const char *const known[] = {"VIEW", "NONDET", "BROADCAST", "PROMOTE", "KEEP_META"};
         for (const char *w; (w = word(&p));) {
             bool ok = false;
             for (size_t i = 0; i < sizeof known / sizeof *known; i++)
