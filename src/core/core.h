@@ -102,14 +102,9 @@ static inline bool wki_handle_ok(const wk_tensor *h) {
 /* ---- op table row (generated into gen/ops_gen.c from src/ops/ops.def; user ops make one at run time) ---------------- */
 
 typedef enum wki_class {
-    WKI_EW,
-    WKI_ROW,
-    WKI_MOVE,
-    WKI_CONTRACT,
-    WKI_INDEX,
-    WKI_RNG,
-    WKI_CREATE,
-    WKI_OPAQUE
+#define C(name) WKI_##name,
+#include "core/class.def"
+#undef C
 } wki_class;
 
 enum {
@@ -119,11 +114,10 @@ enum {
     WKI_OP_RNG = 8, /* consumes one RNG sequence number */
     WKI_OP_BROADCAST =
         16, /* elementwise broadcasting; VJP results are summed back to the input's shape by the engine */
-    WKI_OP_PROMOTE = 32,   /* inputs are cast to their common dtype */
-    WKI_OP_COMPOSITE = 64, /* written in terms of other ops; never reaches an executor */
-    WKI_OP_USER = 128,
+    WKI_OP_PROMOTE = 32, /* inputs are cast to their common dtype */
+    WKI_OP_USER = 64,
     WKI_OP_KEEP_META =
-        256, /* VJP needs the inputs' shapes: the record keeps them even when the input is not saved */
+        128, /* VJP needs the inputs' shapes: the record keeps them even when the input is not saved */
 };
 
 /* Which dimensions of input 0 a ROW op reduces: the last; dimension ia[0]; the list at ia[0]. */
@@ -143,10 +137,10 @@ struct wki_op {
     uint8_t klass; /* wki_class */
     uint8_t since;
     uint32_t flags;
-    int8_t nin, nout; /* nin -1: variadic */
-    uint8_t roles;    /* variadic: its inputs are so many roles of equally many tensors, role after role */
-    uint32_t optional;          /* bit i: input i may be absent */
-    uint32_t writes;            /* bit i: input i (variadic: role i) is written in place */
+    int8_t nin, nout;  /* nin -1: variadic */
+    uint8_t roles;     /* variadic: its inputs are so many roles of equally many tensors, role after role */
+    uint32_t optional; /* bit i: input i may be absent */
+    uint32_t writes;   /* bit i: input i (variadic: role i) is written in place */
     uint32_t save_in, save_out; /* bit i: saved for the VJP */
     uint32_t diff;              /* bit i: a gradient flows to input i */
     const char *const *in_names;
