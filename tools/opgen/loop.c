@@ -266,18 +266,21 @@ static void compile_variant(compiler *s, const op *o, const loop_variant *v) {
         fail_at(v->stmt[0].line, "the loop of %s stores %d of %d outputs", o->name, s->nstore, want);
 }
 
+/* Is `a` a value, rather than the number of an operand or argument? `b` and `c` are values where they are there. */
+static bool uses_a(const inst *k) {
+    return is(k->code, "PRIM") || is(k->code, "REDUCE") || is(k->code, "CHECK");
+}
+
 /* Drops instructions that nothing uses (an input that a program only writes) and renumbers. */
 static void sweep(compiler *s) {
     bool live[MAX_INST] = {0};
     for (int i = s->n - 1; i >= 0; i--) {
         const inst *k = &s->in[i];
-        bool store = is(k->code, "STORE");
-        if (store || is(k->code, "CHECK"))
+        if (is(k->code, "STORE") || is(k->code, "CHECK"))
             live[i] = true;
         if (!live[i])
             continue;
-        bool value_a = is(k->code, "PRIM") || is(k->code, "REDUCE") || is(k->code, "CHECK");
-        if (value_a)
+        if (uses_a(k))
             live[k->a] = true;
         if (k->b >= 0)
             live[k->b] = true;
@@ -290,7 +293,7 @@ static void sweep(compiler *s) {
             continue;
         inst k = s->in[i];
         to[i] = n;
-        if (is(k.code, "PRIM") || is(k.code, "REDUCE") || is(k.code, "CHECK"))
+        if (uses_a(&k))
             k.a = to[k.a];
         if (k.b >= 0)
             k.b = to[k.b];
