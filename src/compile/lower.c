@@ -207,15 +207,11 @@ static bool finish_loop(splicer *x) {
     memcpy(s->inst, x->inst, (size_t)x->ninst * sizeof *s->inst);
     memcpy(s->va, x->va, (size_t)x->nva * sizeof *s->va);
     memcpy(s->rng, x->rng, (size_t)x->nrng * sizeof *s->rng);
-    bool reduces = false;
-    for (int i = 0; i < x->ninst; i++)
-        reduces |= x->inst[i].code == WKI_L_REDUCE;
     s->prog = (wki_loop){.ninst = (int16_t)x->ninst,
                          .nload = (int16_t)x->nload,
                          .nstore = (int16_t)x->nstore,
                          .narg = (int16_t)x->nva,
                          .nrng = (int8_t)x->nrng,
-                         .has_reduce = reduces,
                          .inst = s->inst};
     if (x->nload + x->nstore > WKI_LOOP_MAX_OPERANDS)
         return wki_fail(x->c, WK_INTERNAL, "lowering: a fused program has too many operands");

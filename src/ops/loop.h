@@ -45,7 +45,7 @@ typedef struct wki_inst {
 
 typedef struct wki_loop {
     int16_t ninst, nload, nstore, narg; /* operands 0..nload-1 are read, nload..nload+nstore-1 written */
-    int8_t has_reduce, nrng;
+    int8_t nrng;
     int16_t
         straight; /* the same program as straight-line code, compiled with the library: its number there; 0: none */
     const wki_inst *inst;

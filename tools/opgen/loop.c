@@ -419,15 +419,11 @@ void loop_emit(FILE *f, const op *o) {
         narg += !is_structural(o->attr[i].kind);
     for (int i = 0; i < o->nin; i++)
         nstore += o->in[i].writes;
-    bool reduces[MAX_LOOPS];
     for (int v = 0; v < o->nloop; v++) {
         compile_variant(&s, o, &o->loop[v]);
         sweep(&s);
         n[v] = s.n;
         nrng[v] = s.nrng;
-        reduces[v] = false;
-        for (int i = 0; i < s.n; i++)
-            reduces[v] |= is(s.in[i].code, "REDUCE");
         fprintf(f, "static const wki_inst inst_%s_%d[] = {\n", o->name, v);
         for (int i = 0; i < s.n; i++)
             emit_inst(f, &s, &s.in[i]);
@@ -435,8 +431,8 @@ void loop_emit(FILE *f, const op *o) {
     }
     fprintf(f, "static const wki_loop loop_%s[] = {\n", o->name);
     for (int v = 0; v < o->nloop; v++)
-        fprintf(f, "    {%d, %d, %d, %d, %d, %d, %d, inst_%s_%d},\n", n[v], o->nin, nstore, narg, reduces[v],
-                nrng[v], straight_index(o, v), o->name, v);
+        fprintf(f, "    {%d, %d, %d, %d, %d, %d, inst_%s_%d},\n", n[v], o->nin, nstore, narg, nrng[v],
+                straight_index(o, v), o->name, v);
     fprintf(f, "};\n");
     if (o->nloop > 1 || o->loop[0].in_kind != '*' || o->loop[0].out_kind != '*') {
         fprintf(f, "static const wki_loop_guard guard_%s[] = {\n", o->name);
