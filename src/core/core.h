@@ -243,14 +243,14 @@ static inline void wki_node_release(wk_ctx *c, wki_node *n) {
 
 /* ---- errors -------------------------------------------------------------------------------------------------------- */
 
-/* Records the first error (printf-like text, op name and caller from the current call are added). Returns false, in a way
-   that the compiler and the static analyser see. */
-#define wki_fail(...) wki_false(wki_set_error(__VA_ARGS__))
-bool wki_set_error(wk_ctx *c, wk_status s, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-static inline bool wki_false(bool ignored) {
-    (void)ignored;
-    return false;
-}
+/* Records the first error (printf-like text, op name and caller from the current call are added). Is false, which the
+   compiler and the static analyser see. */
+#define wki_fail(...)                                                                                        \
+    ({                                                                                                       \
+        wki_set_error(__VA_ARGS__);                                                                          \
+        false;                                                                                               \
+    })
+void wki_set_error(wk_ctx *c, wk_status s, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 /* The same, WK_STATE, for what must not go on in silence with poison from an error that was taken; quotes that error. `what`
    says which argument of which function it is. */
 bool wki_fail_poison(wk_ctx *c, const char *what);
