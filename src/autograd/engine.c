@@ -412,8 +412,7 @@ void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_optio
         ok = in[i] && in[i]->ctx == c;
     }
     if (c && !ok && !c->failed) {
-        c->caller = caller;
-        c->cur_op = NULL;
+        wki_begin(c, caller);
         if (!known)
             wki_wrong_struct(c, "wk_backward_options");
         wki_fail(c, WK_INVALID, /* the first error stays */
@@ -433,8 +432,7 @@ void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_optio
             o->out[i] = c ? wki_handle(c->poison) : NULL;
         return;
     }
-    c->caller = caller;
-    c->cur_op = NULL;
+    wki_begin(c, caller);
     engine e = {.c = c,
                 .create_graph = o->create_graph,
                 .retain = o->retain_graph || o->create_graph,

@@ -325,8 +325,7 @@ void wki_undo_end(wk_ctx *c, wki_undo_mark m, bool ok) {
 /* ---- RNG, devices, counters ---------------------------------------------------------------------------------------- */
 
 static void rng_set(wk_ctx *c, uint64_t seed, uint64_t sequence, const void *caller) {
-    c->caller = caller;
-    c->cur_op = NULL;
+    wki_begin(c, caller);
     wki_flush(c); /* what is pending was recorded under the old seed */
     if (!wki_undo_rng(c))
         return;
@@ -361,8 +360,7 @@ bool wk_device_available(wk_ctx *c, wk_device d, const char **why_not) {
 
 void wk_use_device(wk_ctx *c, wk_device d) {
     const char *why;
-    c->caller = __builtin_return_address(0);
-    c->cur_op = NULL;
+    wki_begin(c, __builtin_return_address(0));
     if (wk_device_available(c, d, &why))
         c->dev = (uint8_t)d;
     else

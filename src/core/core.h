@@ -445,6 +445,11 @@ bool wki_splice_apply(wk_ctx *c, const wki_splice *s);
 bool wki_splice_begin(wk_ctx *c, wki_node *const *all, size_t n);
 void wki_splice_end(wk_ctx *c, const wki_tensor *root, wki_node *const *all, size_t n);
 
+/* Public entry: errors from here on are of this call, and of no op. */
+static inline void wki_begin(wk_ctx *c, const void *caller) {
+    c->caller = caller;
+    c->cur_op = NULL;
+}
 /* Public entry: checks handles, notes the caller. Returns NULL (and t's context, when it has one, failed) if not usable. */
 wki_tensor *wki_enter_failed(const wk_tensor *h, const void *caller);
 static inline wki_tensor *wki_enter(const wk_tensor *h, const void *caller) {
@@ -459,8 +464,7 @@ static inline wki_tensor *wki_enter(const wk_tensor *h, const void *caller) {
 static inline bool wki_owns(wk_ctx *c, const wki_tensor *t, const void *caller) {
     if (t->ctx == c)
         return true;
-    c->caller = caller;
-    c->cur_op = NULL;
+    wki_begin(c, caller);
     return wki_fail(c, WK_HANDLE,
                     "the function's result belongs to another context (wk_share makes a handle here)");
 }

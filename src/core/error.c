@@ -207,8 +207,7 @@ static bool grow_outside(wk_ctx *c) {
 
 /* Where there is no memory a probe does not isolate: the error that says so is outside it. */
 void wk_try_begin(wk_ctx *c) {
-    c->caller = __builtin_return_address(0);
-    c->cur_op = NULL;
+    wki_begin(c, __builtin_return_address(0));
     if (c->lost_tries || (c->try_depth == c->cap_try && !grow_outside(c))) {
         c->lost_tries++;
         return;
@@ -226,8 +225,7 @@ wk_status wk_try_end(wk_ctx *c, wk_error *out) {
         return c->failed;
     }
     if (c->try_depth == 0) {
-        c->caller = __builtin_return_address(0);
-        c->cur_op = NULL;
+        wki_begin(c, __builtin_return_address(0));
         wki_fail(c, WK_STATE, "wk_try_end without a matching wk_try_begin");
         return WK_STATE;
     }

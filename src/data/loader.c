@@ -91,8 +91,7 @@ wk_loader *wk_loader_new(wk_ctx *c, const wk_field *fields, int nfields, int64_t
                          const wk_loader_options *given) {
     wk_loader_options o;
     wk_loader_options_init(&o);
-    c->caller = CALLER;
-    c->cur_op = NULL;
+    wki_begin(c, CALLER);
     if (c->failed)
         return wki_box_invalid(c);
     if (!wki_take_struct(&o, sizeof o, given)) {
@@ -221,8 +220,7 @@ bool wk_loader_next(wk_loader *h, wk_tensor **batch) {
         next_epoch(l);
         return false;
     }
-    c->caller = CALLER;
-    c->cur_op = NULL;
+    wki_begin(c, CALLER);
     if (l->at == 0 && l->order)
         shuffle(l);
     int64_t first = l->at * l->opt.batch, left = l->count - first;

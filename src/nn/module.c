@@ -17,11 +17,6 @@ static char *copy_text(const char *s) {
     return p ? memcpy(p, s, n) : NULL;
 }
 
-static void enter(wk_ctx *c, const void *caller) {
-    c->caller = caller;
-    c->cur_op = NULL;
-}
-
 /* ---- making and freeing -------------------------------------------------------------------------------------------- */
 
 static void names_forget(wki_module *m) {
@@ -107,7 +102,7 @@ static wki_module *make(wk_ctx *c, const char *kind, wk_fn forward, wki_self *se
 }
 
 wk_module *wk_module_new(wk_ctx *c, const char *kind, wk_fn forward, void *self, void (*free_self)(void *)) {
-    enter(c, CALLER);
+    wki_begin(c, CALLER);
     if (!forward)
         wki_fail(c, WK_INVALID, "a module needs a forward function");
     wki_self *s = forward ? wki_malloc(sizeof *s) : NULL;
@@ -140,7 +135,7 @@ void wk_module_free(wk_module *h) {
     for (const wki_module *up = m->parent; up && !runs; up = up->parent)
         runs = up->running;
     if (runs) {
-        enter(m->c, CALLER);
+        wki_begin(m->c, CALLER);
         wki_fail(m->c, WK_STATE, "%s is freed while its forward runs", m->kind);
     } else {
         wki_box_free(h);
@@ -205,7 +200,7 @@ static wk_tensor *add_state(wk_module *h, const char *name, wk_tensor *t, bool t
     wki_tensor *p = wki_enter(t, caller);
     if (!m || !p || m->c->failed)
         return m ? wki_handle(m->c->poison) : p ? wki_handle(p->ctx->poison) : t;
-    enter(m->c, caller);
+    wki_begin(m->c, caller);
     wki_tensor *poison = m->c->poison;
     if (p == poison) {
         char what[160];
@@ -248,7 +243,7 @@ wk_module *wk_module_child(wk_module *h, const char *name, wk_module *child) {
     wki_module *m = get(h, CALLER), *k = get(child, CALLER);
     if (!m || !k || m->c->failed)
         return child;
-    enter(m->c, CALLER);
+    wki_begin(m->c, CALLER);
     if (!name_ok(m, name))
         return child;
     wki_module *root = m;
@@ -323,7 +318,7 @@ static void run_forward(wk_ctx *c, wki_module *m, void **running, wk_tensor *con
     for (int i = 0; i < nout; i++) {
         wki_tensor *t = NULL;
         if (!out[i]) {
-            enter(c, caller);
+            wki_begin(c, caller);
             wki_fail(c, WK_INVALID, "forward of %s did not set output %d", m->kind, i);
         } else if (wki_owns(c, wki_slot(out[i]), caller)) {
             t = wki_enter(out[i], caller);
@@ -348,7 +343,7 @@ static void forward_n(wk_module *h, wk_tensor *const *in, int nin, wk_tensor **o
         all_poison(c, out, nout);
         return;
     }
-    enter(c, caller);
+    wki_begin(c, caller);
     void **running = wki_box_running(c);
     wki_module *m = running ? resolve(c, h, *running, caller) : NULL;
     if (m)
@@ -435,7 +430,7 @@ static int list(wk_module *h, int what, wk_tensor **out, int max, const void *ca
         return 0;
     walk w = {.what = what};
     if (!collect(&w, m, "")) {
-        enter(m->c, caller);
+        wki_begin(m->c, caller);
         out_of_memory(m->c);
     } else if (out && max > 0 && w.n) {
         memcpy(out, w.t, (size_t)(w.n < max ? w.n : max) * sizeof(void *));
@@ -459,7 +454,7 @@ const char *wk_module_param_name(wk_module *h, int i) {
         m->nnames = w.n;
         if (!ok) {
             names_forget(m);
-            enter(m->c, CALLER);
+            wki_begin(m->c, CALLER);
             out_of_memory(m->c);
         }
     }
@@ -563,7 +558,7 @@ static wki_module *copy_tree(wk_ctx *to, const wki_module *m, const walk *old, w
 }
 
 wk_module *wk_module_share(wk_ctx *to, wk_module *h) {
-    enter(to, CALLER);
+    wki_begin(to, CALLER);
     if (to->failed)
         return wki_box_invalid(to);
     wki_module *m = wki_box_peek(h, WKI_BOX_MODULE), *n = NULL;
