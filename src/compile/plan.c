@@ -418,14 +418,8 @@ static wki_instance *instance_for(wk_ctx *c) {
 /* Which results are still wanted is part of the key: a bit per buffer. */
 static bool append_live_bits(wk_ctx *c, wki_recorder *r) {
     size_t words = (r->nbuf + 63) / 64;
-    if (r->nkey + words > r->cap_key) {
-        size_t cap = (r->nkey + words) * 2;
-        uint64_t *p = wki_realloc(r->key, cap * sizeof *p);
-        if (!p)
-            return wki_fail(c, WK_NOMEM, "no host memory for the recording");
-        r->key = p;
-        r->cap_key = cap;
-    }
+    if (!wki_rec_room(c, r->nkey + words, 0, 0, 0))
+        return false;
     for (size_t w = 0; w < words; w++) {
         uint64_t bits = 0;
         uint32_t b = (uint32_t)w * 64, end = b + 64 < r->nbuf ? b + 64 : r->nbuf;

@@ -1,6 +1,7 @@
 /* The batch loader: gathers samples from host arrays into tensors that it reuses. May call: base, core, the public API. */
 #include <string.h>
 
+#include "base/hash.h"
 #include "core/box.h"
 
 #define CALLER __builtin_return_address(0)
@@ -130,19 +131,11 @@ wk_loader *wk_loader_new(wk_ctx *c, const wk_field *fields, int nfields, int64_t
 
 /* ---- iterating ----------------------------------------------------------------------------------------------------- */
 
-/* SplitMix64 (Steele, Lea, Flood 2014). */
-static uint64_t draw(uint64_t *state) {
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 /* Uniform in [0, n): multiply and shift, with the few draws that would be uneven thrown away (Lemire 2019). */
 static uint64_t below(uint64_t *state, uint64_t n) {
     unsigned __int128 m;
     do
-        m = (unsigned __int128)draw(state) * n;
+        m = (unsigned __int128)wki_splitmix(state) * n;
     while ((uint64_t)m < -n % n);
     return (uint64_t)(m >> 64);
 }
@@ -150,7 +143,7 @@ static uint64_t below(uint64_t *state, uint64_t n) {
 /* Fisher-Yates over the identity: the order depends on the seed and the epoch, not on epochs before. */
 static void shuffle(loader *l) {
     uint64_t state = l->opt.seed;
-    state = draw(&state) + l->epoch;
+    state = wki_splitmix(&state) + l->epoch;
     for (int64_t i = 0; i < l->count; i++)
         l->order[i] = i;
     for (int64_t i = l->count - 1; i > 0; i--) {
