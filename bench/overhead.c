@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 
 #include "bench.h"
+#include "cli/nets.h"
 #include "gpt2.h"
 
 extern char **environ;
@@ -95,20 +96,11 @@ static void record_op(bench_run *r, const char *name, bool walked) {
 /* ---- a small training step ----------------------------------------------------------------------------------------- */
 
 typedef struct mlp {
-    wk_module *model;
-    wk_optim *optim;
+    net_job job;
     wk_ctx *c;
     wk_compiled *f; /* NULL: eager */
     wk_tensor *in[2];
 } mlp;
-
-static void mlp_step(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
-    (void)c, (void)nin, (void)nout;
-    mlp *m = self;
-    out[0] = wk_cross_entropy(wk_forward(m->model, in[0]), in[1]);
-    wk_backward(out[0]);
-    wk_optim_step(m->optim);
-}
 
 static void mlp_steps(void *arg, int64_t calls) {
     mlp *m = arg;
@@ -118,7 +110,7 @@ static void mlp_steps(void *arg, int64_t calls) {
         if (m->f)
             wk_call(m->f, m->in, 2);
         else
-            mlp_step(m->c, m, m->in, 2, &loss, 1);
+            net_train_step(m->c, &m->job, m->in, 2, &loss, 1);
         wk_scope_end(m->c);
     }
     wk_sync(m->c);
@@ -129,18 +121,15 @@ static void mlp_case(bench_run *r, const char *name, bool compiled) {
     if (!bench_wants(r, name))
         return;
     wk_ctx *c = wk_ctx_new(NULL);
-    wk_module *layers[] = {wk_nn_linear(c, 64, 64, true), wk_nn_relu(c), wk_nn_linear(c, 64, 64, true),
-                           wk_nn_relu(c), wk_nn_linear(c, 64, 10, true)};
     int64_t labels[32];
     for (int i = 0; i < 32; i++)
         labels[i] = i % 10;
-    mlp m = {.c = c, .model = wk_nn_sequential(c, layers, 5)};
-    wk_tensor *params[6];
-    m.optim = wk_adamw(c, params, wk_module_params(m.model, params, 6), NULL);
+    mlp m = {.c = c, .job.model = net_tiny(c)};
+    m.job.optim = net_adamw(c, m.job.model);
     m.in[0] = wk_randn(c, 2, (int64_t[]){32, 64});
     m.in[1] = wk_from_data(c, WK_I64, 1, (int64_t[]){32}, labels);
     if (compiled)
-        m.f = wk_compile(c, mlp_step, &m, NULL);
+        m.f = wk_compile(c, net_train_step, &m.job, NULL);
     double t = bench_time(mlp_steps, &m);
     if (bench_ok(r, name, c))
         bench_figure(r, name, 1e6 * t, "us");

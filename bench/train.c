@@ -10,7 +10,6 @@ enum { WARM_UP = 20, STEPS = 200 };
 
 typedef struct work {
     wk_ctx *c;
-    net net;
     net_job job;
     wk_compiled *f;
     wk_tensor *in[2];
@@ -46,10 +45,9 @@ static void measure(bench_run *r, work *w, const char *host, const char *stream)
 
 static void prepare(work *w, int64_t batch, int ndim, const int64_t *size) {
     int64_t labels[128];
-    wk_tensor *params[16];
     for (int64_t i = 0; i < batch; i++)
         labels[i] = i % NET_CLASSES;
-    w->job.optim = wk_adamw(w->c, params, wk_module_params(w->job.model, params, 16), NULL);
+    w->job.optim = net_adamw(w->c, w->job.model);
     w->in[0] = wk_rand(w->c, ndim, size);
     w->in[1] = wk_from_data(w->c, WK_I64, 1, &batch, labels);
     w->f = wk_compile(w->c, net_train_step, &w->job, NULL);
@@ -72,9 +70,7 @@ static void mlp(bench_run *r) {
     work w;
     if (!begin(r, &w, "mlp_step_host", "mlp_step_stream"))
         return;
-    wk_module *layers[] = {wk_nn_linear(w.c, 64, 64, true), wk_nn_relu(w.c), wk_nn_linear(w.c, 64, 64, true),
-                           wk_nn_relu(w.c), wk_nn_linear(w.c, 64, 10, true)};
-    w.job.model = wk_nn_sequential(w.c, layers, 5);
+    w.job.model = net_tiny(w.c);
     prepare(&w, 32, 2, (int64_t[]){32, 64});
     measure(r, &w, "mlp_step_host", "mlp_step_stream");
     wk_ctx_free(w.c);
@@ -84,7 +80,7 @@ static void cnn(bench_run *r) {
     work w;
     if (!begin(r, &w, "cnn_step_b128_host", "cnn_step_b128_stream"))
         return;
-    w.job.model = net_new(w.c, 0, &w.net);
+    w.job.model = net_new(w.c, NET_CNN);
     prepare(&w, 128, 4, (int64_t[]){128, 1, NET_SIDE, NET_SIDE});
     measure(r, &w, "cnn_step_b128_host", "cnn_step_b128_stream");
     wk_ctx_free(w.c);

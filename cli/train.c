@@ -17,7 +17,8 @@ enum { SIDE = NET_SIDE, CLASSES = NET_CLASSES, EVAL_BATCH = 500, READ_EVERY = 20
 /* ---- options ------------------------------------------------------------------------------------------------------- */
 
 typedef struct options {
-    int model, device, epochs, threads;
+    net_model model;
+    int device, epochs, threads;
     bool compile, json;
     int64_t batch, limit;
     uint64_t seed;
@@ -274,14 +275,13 @@ static void report_end(const job *j, const progress *p, double test) {
         printf("test accuracy: %.4f\n", test);
 }
 
-static void job_init(job *j, net *n, const set *train, const set *test) {
+static void job_init(job *j, const set *train, const set *test) {
     const options *o = j->o;
     wk_seed(j->c, o->seed);
     j->ntrain = o->limit && o->limit < train->count ? o->limit : train->count;
     j->ntest = test->count;
-    j->net.model = net_new(j->c, o->model, n);
-    wk_tensor *params[8];
-    j->net.optim = wk_adamw(j->c, params, wk_module_params(j->net.model, params, 8), NULL);
+    j->net.model = net_new(j->c, o->model);
+    j->net.optim = net_adamw(j->c, j->net.model);
     j->train = loader_of(j->c, train, j->ntrain, o->batch, true, o->seed);
     j->test = loader_of(j->c, test, j->ntest, EVAL_BATCH, false, 0);
     if (o->compile && !wk_failed(j->c)) {
@@ -291,10 +291,9 @@ static void job_init(job *j, net *n, const set *train, const set *test) {
 }
 
 static int train(const options *o, wk_ctx *c, const set *train, const set *test) {
-    net n;
     job j = {.o = o, .c = c};
     wk_use_device(c, o->device ? WK_CUDA : WK_CPU);
-    job_init(&j, &n, train, test);
+    job_init(&j, train, test);
     double result = 0;
     progress p = progress_start(o->epochs, wk_loader_batches(j.train), o->batch, j.ntrain, o->json);
     for (int epoch = 0; epoch < o->epochs && !wk_failed(c); epoch++) {

@@ -34,18 +34,14 @@ add() {
     fi
 }
 
-have() { compgen -G "$1" >/dev/null; }
-
 set -- --jobs "$(nproc)" "$@"
 add wick-tests "$build/wick-tests" "$@"
-if have 'tests/api_*.c'; then
-    add wick-api-tests "$build/wick-api-tests" "$@"
-fi
+add wick-api-tests "$build/wick-api-tests" "$@"
 case " $* " in
 *" --filter "*) ;;
 *)
     for script in tests/check_*.sh; do
-        [ -e "$script" ] && add "$(basename "$script" .sh)" bash "$script" "$build"
+        add "$(basename "$script" .sh)" bash "$script" "$build"
     done
     ;;
 esac

@@ -37,7 +37,7 @@ static bool names_op(const char *message, int op) {
     bool rows = op == WKI_OP_nll_rows || op == WKI_OP_nll_rows_grad;
     if (rows && begins_with_op(message, WKI_OP_cross_entropy))
         return true;
-    if (op >= 0 && !(wki_ops[op].flags & WKI_OP_COMPOSITE))
+    if (op >= 0 && wki_ops[op].klass != WKI_COMPOSITE)
         return begins_with_op(message, op);
     for (int i = 0; i < wki_op_count; i++)
         if (begins_with_op(message, i))
@@ -169,13 +169,13 @@ TEST(bad_inputs, of_other_places) {
             wki_tensor *old = b.x[i];
             b.x[i] = case_tensor(other, &t.x[i], CASE_PLAIN, 0);
             wk_status s = attempt(c, &b, false, "of another context");
-            CHECK(s == WK_HANDLE || (wki_ops[b.k->op].flags & WKI_OP_COMPOSITE) != 0);
+            CHECK(s == WK_HANDLE || wki_ops[b.k->op].klass == WKI_COMPOSITE);
             wk_error_take(other, NULL);
             wk_use_device(c, WK_NULL);
             b.x[i] = case_tensor(c, &t.x[i], CASE_PLAIN, 0);
             wk_use_device(c, WK_CPU);
             s = attempt(c, &b, false, "on another device");
-            CHECK(b.k->nin == 1 || s == WK_DEVICE || (wki_ops[b.k->op].flags & WKI_OP_COMPOSITE) != 0);
+            CHECK(b.k->nin == 1 || s == WK_DEVICE || wki_ops[b.k->op].klass == WKI_COMPOSITE);
             b.x[i] = old;
         }
         wk_scope_end(other);

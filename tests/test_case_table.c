@@ -84,7 +84,7 @@ bool case_differentiable(const op_case *k, int input) {
     const wki_op *op = &wki_ops[k->op];
     if (k->flags & CASE_NO_GRAD || k->in[input].dtype != WK_F32)
         return false;
-    return (op->flags & WKI_OP_COMPOSITE) || op->diff;
+    return op->klass == WKI_COMPOSITE || op->diff;
 }
 
 TEST(case_table, every_op_has_a_row) {

@@ -337,7 +337,6 @@ static void draw_program(kcase *c, bool rows) {
                                   .level = WKI_ROWV,
                                   .type = c->inst[v].type,
                                   .a = (int16_t)v});
-            p->has_reduce = 1;
         } else {
             static const uint8_t common[] = {WKI_P_ADD, WKI_P_SUB, WKI_P_MUL, WKI_P_MAX, WKI_P_LT, WKI_P_SEL};
             add_prim(c, mask, wkt_below(2) ? common[wkt_below(sizeof common)] : (int)wkt_below(WKI_P_COUNT),

@@ -381,7 +381,6 @@ static void random_program(trial *t, bool plain) {
     t->prog.narg = 8;
     t->prog.nrng = 2;
     for (int i = 0; i < t->prog.ninst; i++) {
-        t->prog.has_reduce |= t->inst[i].code == WKI_L_REDUCE;
         if (t->inst[i].code == WKI_L_STORE) {
             t->inst[i].a = (int16_t)(t->inst[i].a + t->prog.nload);
             t->r.opnd[t->inst[i].a].dtype = (uint8_t)t->inst[i].c;
@@ -588,7 +587,6 @@ static void set_program(trial *t, const wki_inst *inst, int n, int nload, int ns
     t->prog.ninst = (int16_t)n;
     t->prog.nload = (int16_t)nload;
     t->prog.nstore = (int16_t)nstore;
-    t->prog.has_reduce = true;
     t->prog.narg = 8;
     for (int o = 0; o < nload + nstore; o++)
         t->r.opnd[o].dtype = WK_F32;

@@ -110,3 +110,9 @@ wk_tensor *api_call(const api_run *r, wk_tensor *const *in, int nin) {
     wk_scope_end(r->c);
     return out;
 }
+
+void api_identity(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)c, (void)self, (void)nin;
+    for (int i = 0; i < nout; i++)
+        out[i] = in[0];
+}

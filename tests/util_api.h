@@ -30,6 +30,9 @@ bool api_same(const float *a, const float *b, int64_t n);
 
 wk_stats api_stats(wk_ctx *c);
 
+/* A wk_fn: every output is the first input. */
+void api_identity(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout);
+
 /* Runs the same function eager or compiled. */
 typedef struct api_run {
     wk_ctx *c;

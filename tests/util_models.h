@@ -15,7 +15,7 @@ enum {
     TF_LAYERS = 2,
 };
 
-wk_module *model_cnn(wk_ctx *c);                             /* (N, 1, 28, 28) -> (N, 10) */
+wk_module *model_cnn(wk_ctx *c);                             /* (N, 1, 28, 28) -> (N, 10); cli/nets.h */
 wk_module *model_mlp(wk_ctx *c);                             /* (N, 64) -> (N, 10) */
 wk_module *model_transformer(wk_ctx *c, int64_t max_length); /* i64 (N, T) -> (N * T, 64); tied head */
 

@@ -129,21 +129,6 @@ static wki_tensor *accumulate(wk_ctx *c, wki_tensor *acc, wki_tensor *g) {
     return s;
 }
 
-/* Gradients of broadcast inputs are summed back: leading dimensions, then those of size 1. */
-static wki_tensor *sum_to(wk_ctx *c, wki_tensor *g, const wki_meta *m) {
-    int lead = g->ndim - m->ndim, nd = 0;
-    int64_t dims[WK_MAX_DIMS];
-    if (!lead && !memcmp(g->size, m->size, (size_t)g->ndim * 8))
-        return g;
-    for (int i = 0; i < g->ndim; i++)
-        if (i < lead || (m->size[i - lead] == 1 && g->size[i] != 1))
-            dims[nd++] = i;
-    wki_tensor *s = nd ? wki_sum(c, g, dims, nd, true) : g;
-    if (s == c->poison || !lead)
-        return s;
-    return wki_reshape(c, s, m->ndim, m->size);
-}
-
 static bool leaf_gradient(engine *e, wki_tensor *leaf, wki_tensor *g) {
     wk_ctx *c = e->c;
     if (e->inputs)
@@ -239,7 +224,8 @@ static bool step(engine *e, wki_node *n) {
     for (int i = 0; i < nin; i++) {
         const wki_edge *to = &n->edge[i];
         if (any && gin[i] && (to->fn || to->leaf)) {
-            wki_tensor *g = sums ? sum_to(e->c, gin[i], &n->meta[i]) : gin[i];
+            const wki_meta *m = &n->meta[i];
+            wki_tensor *g = sums ? wki_sum_to(e->c, gin[i], m->ndim, m->size) : gin[i];
             if (g == e->c->poison || !deliver(e, to, g))
                 return false;
         }
@@ -414,8 +400,7 @@ void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_optio
         ok = in[i] && in[i]->ctx == c;
     }
     if (c && !ok && !c->failed) {
-        c->caller = caller;
-        c->cur_op = NULL;
+        wki_begin(c, caller);
         if (!known)
             wki_wrong_struct(c, "wk_backward_options");
         wki_fail(c, WK_INVALID, /* the first error stays */
@@ -435,8 +420,7 @@ void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_optio
             o->out[i] = c ? wki_handle(c->poison) : NULL;
         return;
     }
-    c->caller = caller;
-    c->cur_op = NULL;
+    wki_begin(c, caller);
     engine e = {.c = c,
                 .create_graph = o->create_graph,
                 .retain = o->retain_graph || o->create_graph,

@@ -30,7 +30,8 @@ static bool note_writes(wk_ctx *c, const wki_call *k) {
         for (int j = i; j < i + n; j++)
             if (expanded(k->in[j]))
                 return wki_fail(c, WK_INVALID,
-                                "in-place write to an expanded tensor: several elements share memory");
+                                "`%s` is an expanded view: its elements share memory and cannot be written",
+                                k->op->in_names[role]);
     }
     for (int role = 0, i = 0; i < k->nin; role++, i += n) {
         if (!wki_role_written(k->op, role))

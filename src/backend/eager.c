@@ -107,7 +107,7 @@ static bool run_loop(wk_ctx *c, wki_call *k, const wki_loop *loop) {
     r.fault = &fault;
     if (flat(k, loop, &r))
         return run_bound(c, &r);
-    int n = wki_op_tensors(k->op, k->nin, loop);
+    int n = wki_role_size(k->op, k->nin);
     wki_view small[16], *in = k->nin <= 8 ? small : wki_malloc((size_t)k->nin * sizeof *in), out[8];
     bool ok = in != NULL;
     if (!ok)

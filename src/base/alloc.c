@@ -1,4 +1,4 @@
-/* Allocation with counters and fault injection. The counters are the one process-wide state of the library:
+/* Allocation with counters and fault injection. The counters are of the whole process:
  * they are what tests compare before and after, so they cannot belong to a context. May call the C library.
  */
 #include "base/alloc.h"

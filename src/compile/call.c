@@ -18,8 +18,7 @@ wk_compiled *wk_compile(wk_ctx *c, wk_fn fn, void *self, const wk_compile_option
     wk_compile_options o;
     wk_compile_options_init(&o);
     compiled *f = wki_calloc(1, sizeof *f);
-    c->caller = __builtin_return_address(0);
-    c->cur_op = NULL;
+    wki_begin(c, __builtin_return_address(0));
     if (!f || !fn) {
         wki_fail(c, f ? WK_INVALID : WK_NOMEM,
                  f ? "wk_compile: fn is NULL" : "no host memory for a compiled function");
@@ -65,8 +64,7 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
             c = wki_slot(in[i])->ctx;
     if (!f) {
         if (c && !c->failed) {
-            c->caller = caller;
-            c->cur_op = NULL;
+            wki_begin(c, caller);
             wki_fail(c, WK_HANDLE, "call of a NULL function");
         }
         for (int i = 0; i < nout; i++)
@@ -80,8 +78,7 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
     for (int i = 0; i < nin; i++)
         if (in[i] && !wki_enter(in[i], caller))
             break;
-    c->caller = caller;
-    c->cur_op = NULL;
+    wki_begin(c, caller);
     if (c->failed || (outer && !wki_flush(c))) {
         poison_all(c, out, nout);
         return;
@@ -99,8 +96,7 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
     wki_floor_end(c, floor, caller);
     for (int i = 0; i < nout; i++) {
         if (!out[i]) {
-            c->caller = caller;
-            c->cur_op = NULL;
+            wki_begin(c, caller);
             wki_fail(c, WK_INVALID, "the compiled function did not set output %d of %d", i, nout);
         } else if (wki_owns(c, wki_slot(out[i]), caller) && wki_enter(out[i], caller)) {
             wki_promote(c, wki_slot(out[i]));

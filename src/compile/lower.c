@@ -5,12 +5,16 @@
 #include "compile/plan.h"
 #include "ops/bind.h"
 
-typedef struct known { /* a value of the program that equals an operand */
+typedef struct place { /* a buffer as an operand sees it */
     int32_t buf;
-    int64_t off;
-    int64_t stride[WK_MAX_DIMS];
+    uint8_t dtype;
+    int64_t off, stride[WK_MAX_DIMS];
+} place;
+
+typedef struct known { /* a value of the program that equals an operand */
+    place at;
     int16_t value;
-    uint8_t level, dtype;
+    uint8_t level;
 } known;
 
 typedef struct splicer {
@@ -24,11 +28,7 @@ typedef struct splicer {
     int ninst;
     known table[WKI_LOOP_MAX_OPERANDS * 4];
     int nknown;
-    struct {
-        int32_t buf;
-        int64_t off, stride[WK_MAX_DIMS];
-        uint8_t dtype;
-    } load[WKI_LOOP_MAX_OPERANDS], store[WKI_LOOP_MAX_OPERANDS];
+    place load[WKI_LOOP_MAX_OPERANDS], store[WKI_LOOP_MAX_OPERANDS];
     int nload, nstore;
     int32_t va[WKI_LOOP_MAX_INST], rng[WKI_LOOP_MAX_INST];
     int nva, nrng;
@@ -41,62 +41,50 @@ static int emit(splicer *x, wki_inst i) {
     return x->ninst++;
 }
 
-static void remember(splicer *x, const wki_gref *f, const int64_t *stride, int value, int level) {
-    if (x->nknown == (int)(sizeof x->table / sizeof *x->table))
-        return;
-    known *k = &x->table[x->nknown++];
-    *k = (known){
-        .buf = f->buf, .off = f->off, .value = (int16_t)value, .level = (uint8_t)level, .dtype = f->dtype};
-    memcpy(k->stride, stride, sizeof k->stride);
+static bool same_place(const splicer *x, const place *a, const place *b) {
+    return a->buf == b->buf && a->off == b->off && a->dtype == b->dtype &&
+           !memcmp(a->stride, b->stride, (size_t)x->d.ndim * 8);
 }
 
-static int find(const splicer *x, const wki_gref *f, const int64_t *stride, int level) {
+static void remember(splicer *x, const place *at, int value, int level) {
+    if (x->nknown < (int)(sizeof x->table / sizeof *x->table))
+        x->table[x->nknown++] = (known){*at, (int16_t)value, (uint8_t)level};
+}
+
+static int find(const splicer *x, const place *at, int level) {
     for (int i = x->nknown - 1; i >= 0; i--) {
         const known *k = &x->table[i];
-        if (k->buf == f->buf && k->off == f->off && k->dtype == f->dtype &&
-            (level == WKI_ELEM || k->level == WKI_ROWV) && !memcmp(k->stride, stride, (size_t)x->d.ndim * 8))
+        if (same_place(x, &k->at, at) && (level == WKI_ELEM || k->level == WKI_ROWV))
             return k->value;
     }
     return -1;
 }
 
-static int splice_load(splicer *x, wki_inst in, const wki_gref *f, const int64_t *stride) {
-    int v = find(x, f, stride, in.level);
+static int splice_load(splicer *x, wki_inst in, const place *at) {
+    int v = find(x, at, in.level), o = 0;
     if (v >= 0)
         return v;
-    int o = -1;
-    for (int i = 0; i < x->nload; i++)
-        if (x->load[i].buf == f->buf && x->load[i].off == f->off && x->load[i].dtype == f->dtype &&
-            !memcmp(x->load[i].stride, stride, (size_t)x->d.ndim * 8))
-            o = i;
-    if (o < 0) {
-        if (x->nload == WKI_LOOP_MAX_OPERANDS)
-            return -1;
-        o = x->nload++;
-        x->load[o].buf = f->buf;
-        x->load[o].off = f->off;
-        x->load[o].dtype = f->dtype;
-        memcpy(x->load[o].stride, stride, sizeof x->load[o].stride);
-    }
+    while (o < x->nload && !same_place(x, &x->load[o], at))
+        o++;
+    if (o == WKI_LOOP_MAX_OPERANDS)
+        return -1;
+    if (o == x->nload)
+        x->load[x->nload++] = *at;
     in.a = (int16_t)o;
     v = emit(x, in);
     if (v >= 0)
-        remember(x, f, stride, v, in.level);
+        remember(x, at, v, in.level);
     return v;
 }
 
-static bool splice_store(splicer *x, wki_inst in, const wki_gref *f, const int64_t *stride) {
-    remember(x, f, stride, in.b, in.level);
-    if (!x->escapes[f->buf])
+static bool splice_store(splicer *x, wki_inst in, const place *at) {
+    remember(x, at, in.b, in.level);
+    if (!x->escapes[at->buf])
         return true;
     if (x->nstore == WKI_LOOP_MAX_OPERANDS)
         return false;
-    int o = x->nstore++;
-    x->store[o].buf = f->buf;
-    x->store[o].off = f->off;
-    x->store[o].dtype = f->dtype;
-    memcpy(x->store[o].stride, stride, sizeof x->store[o].stride);
-    in.a = (int16_t)o; /* moved past the loads at the end */
+    in.a = (int16_t)x->nstore; /* moved past the loads at the end */
+    x->store[x->nstore++] = *at;
     return emit(x, in) >= 0;
 }
 
@@ -117,6 +105,18 @@ static int splice_single(splicer *x, wki_inst in) {
                               .c = -1});
 }
 
+/* Gives the values that an instruction uses their new numbers. */
+static void renumber(wki_inst *in, const int16_t *to) {
+    int16_t v[3];
+    int n = wki_loop_uses(in, v);
+    if (n > 0)
+        *(in->code == WKI_L_STORE ? &in->b : &in->a) = to[v[0]];
+    if (n > 1)
+        in->b = to[v[1]];
+    if (n > 2)
+        in->c = to[v[2]];
+}
+
 /* Appends one op's program. */
 static bool splice(splicer *x, const wki_gnode *n) {
     const wki_loop *l = wki_node_loop(x->g, n);
@@ -129,45 +129,30 @@ static bool splice(splicer *x, const wki_gnode *n) {
             in.level = WKI_ROWV;
         else if (!x->d.red)
             in.level = WKI_ELEM;
+        renumber(&in, map);
         int v = -1;
         if (in.code == WKI_L_LOAD || in.code == WKI_L_STORE) {
-            int at = in.code == WKI_L_LOAD ? in.a : n->nin + (in.a - l->nload);
-            const wki_gref *f = &x->g->ref[n->ref0 + at];
-            int64_t stride[WK_MAX_DIMS] = {0};
-            if (!wki_map_ref(&x->d, &own, n, f, stride))
-                return wki_fail(x->c, WK_INTERNAL, "lowering: operand %d of %s does not fit its domain", at,
+            int o = in.code == WKI_L_LOAD ? in.a : n->nin + (in.a - l->nload);
+            const wki_gref *f = &x->g->ref[n->ref0 + o];
+            place at = {.buf = f->buf, .dtype = f->dtype, .off = f->off};
+            if (!wki_map_ref(&x->d, &own, n, f, at.stride))
+                return wki_fail(x->c, WK_INTERNAL, "lowering: operand %d of %s does not fit its domain", o,
                                 n->op->name);
             if (in.code == WKI_L_STORE) {
-                in.b = map[in.b];
-                if (!splice_store(x, in, f, stride))
+                if (!splice_store(x, in, &at))
                     goto full;
                 continue;
             }
-            v = splice_load(x, in, f, stride);
+            v = splice_load(x, in, &at);
         } else {
-            switch ((wki_loop_code)in.code) {
-            case WKI_L_PRIM:
-                in.a = in.a >= 0 ? map[in.a] : in.a;
-                in.b = in.b >= 0 ? map[in.b] : in.b;
-                in.c = in.c >= 0 ? map[in.c] : in.c;
-                break;
-            case WKI_L_REDUCE:
-                in.a = map[in.a];
-                break;
-            case WKI_L_CHECK:
-                in.a = map[in.a];
+            if (in.code == WKI_L_CHECK) {
                 in.imm.i = n->op->id;
-                break;
-            case WKI_L_ARG:
+            } else if (in.code == WKI_L_ARG) {
                 x->va[x->nva] = n->va0 + in.a;
                 in.a = (int16_t)x->nva++;
-                break;
-            case WKI_L_RNG:
+            } else if (in.code == WKI_L_RNG) {
                 x->rng[x->nrng] = n->rng;
                 in.a = (int16_t)x->nrng++;
-                break;
-            default:
-                break;
             }
             v = row && in.code == WKI_L_REDUCE ? splice_single(x, in) : emit(x, in);
         }
@@ -186,38 +171,19 @@ static void sweep(splicer *x) {
     int16_t to[WKI_LOOP_MAX_INST] = {0};
     for (int i = x->ninst - 1; i >= 0; i--) {
         const wki_inst *in = &x->inst[i];
-        if (in->code == WKI_L_STORE || in->code == WKI_L_CHECK)
-            used[i] = 1;
-        if (!used[i])
-            continue;
-        if (in->code == WKI_L_STORE)
-            used[in->b] = 1;
-        else if (in->code == WKI_L_REDUCE || in->code == WKI_L_CHECK)
-            used[in->a] = 1;
-        else if (in->code == WKI_L_PRIM) {
-            if (in->a >= 0)
-                used[in->a] = 1;
-            if (in->b >= 0)
-                used[in->b] = 1;
-            if (in->c >= 0)
-                used[in->c] = 1;
-        }
+        int16_t v[3];
+        used[i] |= in->code == WKI_L_STORE || in->code == WKI_L_CHECK;
+        for (int k = used[i] ? wki_loop_uses(in, v) - 1 : -1; k >= 0; k--)
+            used[v[k]] = 1;
     }
     int n = 0;
     for (int i = 0; i < x->ninst; i++) {
         if (!used[i])
             continue;
         wki_inst in = x->inst[i];
-        if (in.code == WKI_L_STORE) {
-            in.b = to[in.b];
+        renumber(&in, to);
+        if (in.code == WKI_L_STORE)
             in.a = (int16_t)(in.a + x->nload);
-        } else if (in.code == WKI_L_REDUCE || in.code == WKI_L_CHECK) {
-            in.a = to[in.a];
-        } else if (in.code == WKI_L_PRIM) {
-            in.a = in.a >= 0 ? to[in.a] : in.a;
-            in.b = in.b >= 0 ? to[in.b] : in.b;
-            in.c = in.c >= 0 ? to[in.c] : in.c;
-        }
         to[i] = (int16_t)n;
         x->inst[n++] = in;
     }
@@ -241,15 +207,11 @@ static bool finish_loop(splicer *x) {
     memcpy(s->inst, x->inst, (size_t)x->ninst * sizeof *s->inst);
     memcpy(s->va, x->va, (size_t)x->nva * sizeof *s->va);
     memcpy(s->rng, x->rng, (size_t)x->nrng * sizeof *s->rng);
-    bool reduces = false;
-    for (int i = 0; i < x->ninst; i++)
-        reduces |= x->inst[i].code == WKI_L_REDUCE;
     s->prog = (wki_loop){.ninst = (int16_t)x->ninst,
                          .nload = (int16_t)x->nload,
                          .nstore = (int16_t)x->nstore,
                          .narg = (int16_t)x->nva,
                          .nrng = (int8_t)x->nrng,
-                         .has_reduce = reduces,
                          .inst = s->inst};
     if (x->nload + x->nstore > WKI_LOOP_MAX_OPERANDS)
         return wki_fail(x->c, WK_INTERNAL, "lowering: a fused program has too many operands");
@@ -258,15 +220,12 @@ static bool finish_loop(splicer *x) {
     wki_order_domain(s->run, x->d.ndim, x->d.size, x->d.red);
     s->run->prog = &s->prog;
     for (int i = 0; i < x->nload + x->nstore; i++) {
-        bool st = i >= x->nload;
-        int j = st ? i - x->nload : i;
-        const int64_t *stride = st ? x->store[j].stride : x->load[j].stride;
+        const place *at = i < x->nload ? &x->load[i] : &x->store[i - x->nload];
         wki_operand *o = &s->run->opnd[i];
-        o->dtype = st ? x->store[j].dtype : x->load[j].dtype;
-        s->at[i].buf = st ? x->store[j].buf : x->load[j].buf;
-        s->at[i].off = (st ? x->store[j].off : x->load[j].off) * (int64_t)wki_dtype_size((wk_dtype)o->dtype);
+        o->dtype = at->dtype;
+        s->at[i] = (wki_at){at->buf, at->off * (int64_t)wki_dtype_size((wk_dtype)at->dtype)};
         for (int k = 0; k < x->d.ndim; k++)
-            o->stride[k] = stride[(int)s->run->logical[k]];
+            o->stride[k] = at->stride[(int)s->run->logical[k]];
     }
     return true;
 }
@@ -320,7 +279,7 @@ static wki_view ref_view(const wki_gref *f) {
 /* An in-place op: its own program, once per tensor. */
 static bool lower_inplace(wk_ctx *c, wki_plan *p, const wki_gnode *n, int multi) {
     const wki_loop *l = wki_node_loop(p->g, n);
-    int nt = wki_op_tensors(n->op, n->nin, l);
+    int nt = wki_role_size(n->op, n->nin);
     wki_view *in = wki_malloc((size_t)(n->nin + 1) * sizeof *in);
     if (!in)
         return wki_fail(c, WK_NOMEM, "no host memory for a plan");

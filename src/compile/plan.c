@@ -11,42 +11,69 @@
 
 enum { CTX_PLANS = 256, RT_PLANS = 512, RT_STRUCTURES = 256, BUCKETS = 512 };
 
+/* What a cache holds: found by hash, given up by age. */
+typedef struct entry {
+    struct entry *next;
+    uint64_t hash, used; /* used: the cache's clock when it last was */
+} entry;
+
+typedef struct cache {
+    entry *bucket[BUCKETS];
+    int n;
+    uint64_t clock;
+} cache;
+
 typedef struct structure {
-    uint64_t hash;
+    entry e; /* first, as in what follows */
     uint64_t *key;
     size_t nkey;
     wki_groups groups;
-    uint64_t used;
-    struct structure *next;
 } structure;
 
-typedef struct rt_entry {
+typedef struct rt_plan {
+    entry e;
     wki_plan *plan;
-    uint64_t used;
-    struct rt_entry *next;
-} rt_entry;
+} rt_plan;
 
-typedef struct wki_plan_cache {
-    rt_entry *plan[BUCKETS];
-    structure *structure[BUCKETS];
-    int nplan, nstructure;
-    uint64_t clock;
+typedef struct wki_plan_cache { /* per runtime, under its lock */
+    cache plans, structures;
 } wki_plan_cache;
 
 typedef struct wki_instance { /* per context */
+    entry e;
     wki_plan *plan;
     void *state;
-    uint64_t used;
     struct wki_instance *then; /* what ran after it the last time: the first guess, which needs no hash */
-    struct wki_instance *next;
 } wki_instance;
 
 typedef struct wki_plan_ctx {
-    wki_instance *inst[BUCKETS];
+    cache instances;
     wki_instance *last; /* what ran last */
-    int n;
-    uint64_t clock;
 } wki_plan_ctx;
+
+/* ---- caches -------------------------------------------------------------------------------------------------------- */
+
+static void cache_add(cache *t, entry *e, uint64_t hash) {
+    entry **b = &t->bucket[hash % BUCKETS];
+    *e = (entry){.next = *b, .hash = hash, .used = ++t->clock};
+    *b = e;
+    t->n++;
+}
+
+/* Takes out the entry that was not used for longest, while there are more than `keep`; else NULL. */
+static entry *cache_take(cache *t, int keep) {
+    entry **oldest = NULL;
+    for (int b = 0; b < BUCKETS && t->n > keep; b++)
+        for (entry **e = &t->bucket[b]; *e; e = &(*e)->next)
+            if (!oldest || (*e)->used < (*oldest)->used)
+                oldest = e;
+    if (!oldest)
+        return NULL;
+    entry *e = *oldest;
+    *oldest = e->next;
+    t->n--;
+    return e;
+}
 
 /* ---- plans --------------------------------------------------------------------------------------------------------- */
 
@@ -69,27 +96,43 @@ void wki_plan_unref(wki_plan *p) {
     wki_free(p);
 }
 
-static void structure_free(structure *s) {
-    wki_groups_free(&s->groups);
-    wki_free(s->key);
-    wki_free(s);
+/* Each of these keeps at most so many. */
+static void keep_plans(wki_plan_cache *pc, int most) {
+    for (entry *e; (e = cache_take(&pc->plans, most)); wki_free(e))
+        wki_plan_unref(((rt_plan *)e)->plan);
+}
+
+static void keep_structures(wki_plan_cache *pc, int most) {
+    for (entry *e; (e = cache_take(&pc->structures, most)); wki_free(e)) {
+        wki_groups_free(&((structure *)e)->groups);
+        wki_free(((structure *)e)->key);
+    }
+}
+
+static void forget_next(wki_plan_ctx *pc, const wki_instance *gone) {
+    for (int b = 0; b < BUCKETS; b++)
+        for (entry *e = pc->instances.bucket[b]; e; e = e->next)
+            if (((wki_instance *)e)->then == gone)
+                ((wki_instance *)e)->then = NULL;
+    if (pc->last == gone)
+        pc->last = NULL;
+}
+
+static void keep_instances(wk_ctx *c, wki_plan_ctx *pc, int most) {
+    for (entry *e; (e = cache_take(&pc->instances, most)); wki_free(e)) {
+        wki_instance *i = (wki_instance *)e;
+        forget_next(pc, i);
+        wki_devices[i->plan->g->dev]->plan->release(c, i->state);
+        wki_plan_unref(i->plan);
+    }
 }
 
 void wki_plan_cache_free(wk_runtime *rt) {
     wki_plan_cache *pc = rt->plans;
     if (!pc)
         return;
-    for (int b = 0; b < BUCKETS; b++) {
-        for (rt_entry *e = pc->plan[b], *n; e; e = n) {
-            n = e->next;
-            wki_plan_unref(e->plan);
-            wki_free(e);
-        }
-        for (structure *s = pc->structure[b], *n; s; s = n) {
-            n = s->next;
-            structure_free(s);
-        }
-    }
+    keep_plans(pc, 0);
+    keep_structures(pc, 0);
     wki_free(pc);
     rt->plans = NULL;
 }
@@ -98,13 +141,7 @@ void wki_plan_ctx_free(wk_ctx *c) {
     wki_plan_ctx *pc = c->plans;
     if (!pc)
         return;
-    for (int b = 0; b < BUCKETS; b++)
-        for (wki_instance *i = pc->inst[b], *n; i; i = n) {
-            n = i->next;
-            wki_devices[i->plan->g->dev]->plan->release(c, i->state);
-            wki_plan_unref(i->plan);
-            wki_free(i);
-        }
+    keep_instances(c, pc, 0);
     wki_free(pc);
     c->plans = NULL;
 }
@@ -204,37 +241,14 @@ end:
 /* ---- building -------------------------------------------------------------------------------------------------------- */
 
 static structure *find_structure(wki_plan_cache *pc, uint64_t hash, const uint64_t *key, size_t nkey) {
-    for (structure *s = pc->structure[hash % BUCKETS]; s; s = s->next)
-        if (s->hash == hash && s->nkey == nkey && !memcmp(s->key, key, nkey * sizeof *key)) {
-            s->used = ++pc->clock;
+    for (entry *e = pc->structures.bucket[hash % BUCKETS]; e; e = e->next) {
+        structure *s = (structure *)e;
+        if (e->hash == hash && s->nkey == nkey && !memcmp(s->key, key, nkey * sizeof *key)) {
+            e->used = ++pc->structures.clock;
             return s;
         }
+    }
     return NULL;
-}
-
-static void evict_structure(wki_plan_cache *pc) {
-    structure **victim = NULL;
-    for (int b = 0; b < BUCKETS; b++)
-        for (structure **s = &pc->structure[b]; *s; s = &(*s)->next)
-            if (!victim || (*s)->used < (*victim)->used)
-                victim = s;
-    structure *s = *victim;
-    *victim = s->next;
-    structure_free(s);
-    pc->nstructure--;
-}
-
-static void evict_plan(wki_plan_cache *pc) {
-    rt_entry **victim = NULL;
-    for (int b = 0; b < BUCKETS; b++)
-        for (rt_entry **e = &pc->plan[b]; *e; e = &(*e)->next)
-            if (!victim || (*e)->used < (*victim)->used)
-                victim = e;
-    rt_entry *e = *victim;
-    *victim = e->next;
-    wki_plan_unref(e->plan);
-    wki_free(e);
-    pc->nplan--;
 }
 
 /* The grouping for a structure: found, or searched and kept. Caller holds the runtime's lock. */
@@ -260,12 +274,10 @@ static structure *grouping(wk_ctx *c, wki_plan_cache *pc, wki_graph *g) {
         return NULL;
     }
     c->stats.structures_made += !c->rec->eager;
-    *s = (structure){.hash = hash, .key = key, .nkey = nkey, .groups = s->groups, .used = ++pc->clock};
-    while (pc->nstructure >= RT_STRUCTURES)
-        evict_structure(pc);
-    s->next = pc->structure[hash % BUCKETS];
-    pc->structure[hash % BUCKETS] = s;
-    pc->nstructure++;
+    s->key = key;
+    s->nkey = nkey;
+    keep_structures(pc, RT_STRUCTURES - 1);
+    cache_add(&pc->structures, &s->e, hash);
     return s;
 }
 
@@ -278,18 +290,14 @@ static wki_plan *build(wk_ctx *c, wki_plan_cache *pc, uint64_t hash) {
     atomic_init(&p->refs, 1);
     p->hash = hash;
     p->g = wki_graph_decode(c, c->rec);
-    structure *s = NULL;
     if (!p->g || !wki_graph_verify(c, p->g))
         goto fail;
     wki_pass_dead(p->g);
     wki_pass_epilogue(p->g);
     if (c->rt->trace & WKI_TRACE_GRAPH)
         wki_graph_print(p->g);
-    s = grouping(c, pc, p->g);
-    if (!s)
-        goto fail;
-    p->structure = s->hash;
-    if (!wki_lower(c, p, &s->groups) || !wki_pass_memory(c, p))
+    structure *s = grouping(c, pc, p->g);
+    if (!s || !wki_lower(c, p, &s->groups) || !wki_pass_memory(c, p))
         goto fail;
     if (c->rt->trace & WKI_TRACE_PLAN)
         wki_plan_print(p);
@@ -305,66 +313,46 @@ static bool same_key(const wki_plan *p, const wki_recorder *r) {
            !memcmp(p->g->key, r->key, r->nkey * sizeof *r->key);
 }
 
-/* The runtime's plan for the recorder's key, built when there is none. The caller gets a reference. */
+/* The runtime's plan for the recorder's key, built when there is none. The caller gets a reference and holds the lock. */
+static wki_plan *find_or_build(wk_ctx *c, wki_plan_cache *pc, uint64_t hash) {
+    for (entry *e = pc->plans.bucket[hash % BUCKETS]; e; e = e->next) {
+        wki_plan *p = ((rt_plan *)e)->plan;
+        if (e->hash == hash && same_key(p, c->rec)) {
+            e->used = ++pc->plans.clock;
+            atomic_fetch_add(&p->refs, 1);
+            return p;
+        }
+    }
+    rt_plan *made = wki_malloc(sizeof *made);
+    if (!made) {
+        wki_fail(c, WK_NOMEM, "no host memory for a plan");
+        return NULL;
+    }
+    made->plan = build(c, pc, hash);
+    if (!made->plan) {
+        wki_free(made);
+        return NULL;
+    }
+    keep_plans(pc, RT_PLANS - 1);
+    cache_add(&pc->plans, &made->e, hash);
+    atomic_fetch_add(&made->plan->refs, 1);
+    return made->plan;
+}
+
 static wki_plan *plan_for(wk_ctx *c, uint64_t hash) {
     wk_runtime *rt = c->rt;
     wki_runtime_lock(rt);
-    if (!rt->plans)
-        rt->plans = wki_calloc(1, sizeof *rt->plans);
-    wki_plan_cache *pc = rt->plans;
-    wki_plan *p = NULL;
-    if (!pc) {
+    if (!rt->plans && !(rt->plans = wki_calloc(1, sizeof *rt->plans)))
         wki_fail(c, WK_NOMEM, "no host memory for the plan cache");
-        goto end;
-    }
-    for (rt_entry *e = pc->plan[hash % BUCKETS]; e; e = e->next)
-        if (e->plan->hash == hash && same_key(e->plan, c->rec)) {
-            e->used = ++pc->clock;
-            p = e->plan;
-            atomic_fetch_add(&p->refs, 1);
-            goto end;
-        }
-    rt_entry *e = wki_malloc(sizeof *e);
-    p = e ? build(c, pc, hash) : NULL;
-    if (!p) {
-        if (!e)
-            wki_fail(c, WK_NOMEM, "no host memory for a plan");
-        wki_free(e);
-        goto end;
-    }
-    while (pc->nplan >= RT_PLANS)
-        evict_plan(pc);
-    *e = (rt_entry){.plan = p, .used = ++pc->clock, .next = pc->plan[hash % BUCKETS]};
-    pc->plan[hash % BUCKETS] = e;
-    pc->nplan++;
-    atomic_fetch_add(&p->refs, 1);
-end:
+    wki_plan *p = rt->plans ? find_or_build(c, rt->plans, hash) : NULL;
     wki_runtime_unlock(rt);
     return p;
 }
 
-static void evict_instance(wk_ctx *c, wki_plan_ctx *pc) {
-    wki_instance **victim = NULL;
-    for (int b = 0; b < BUCKETS; b++)
-        for (wki_instance **i = &pc->inst[b]; *i; i = &(*i)->next)
-            if (!victim || (*i)->used < (*victim)->used)
-                victim = i;
-    wki_instance *i = *victim;
-    *victim = i->next;
-    for (int b = 0; b < BUCKETS; b++)
-        for (wki_instance *j = pc->inst[b]; j; j = j->next)
-            j->then = j->then == i ? NULL : j->then;
-    pc->last = pc->last == i ? NULL : pc->last;
-    wki_devices[i->plan->g->dev]->plan->release(c, i->state);
-    wki_plan_unref(i->plan);
-    wki_free(i);
-    pc->n--;
-}
-
 static wki_instance *find_instance(const wki_plan_ctx *pc, const wki_recorder *r, uint64_t hash) {
-    for (wki_instance *i = pc->inst[hash % BUCKETS]; i; i = i->next)
-        if (i->plan->hash == hash && same_key(i->plan, r))
-            return i;
+    for (entry *e = pc->instances.bucket[hash % BUCKETS]; e; e = e->next)
+        if (e->hash == hash && same_key(((wki_instance *)e)->plan, r))
+            return (wki_instance *)e;
     return NULL;
 }
 
@@ -382,11 +370,8 @@ static wki_instance *make_instance(wk_ctx *c, wki_plan_ctx *pc, uint64_t hash) {
         wki_free(i);
         return NULL;
     }
-    while (pc->n >= CTX_PLANS)
-        evict_instance(c, pc);
-    i->next = pc->inst[hash % BUCKETS];
-    pc->inst[hash % BUCKETS] = i;
-    pc->n++;
+    keep_instances(c, pc, CTX_PLANS - 1);
+    cache_add(&pc->instances, &i->e, hash);
     return i;
 }
 
@@ -409,7 +394,7 @@ static wki_instance *instance_for(wk_ctx *c) {
             pc->last->then = i;
     }
     c->stats.plan_hits += hit;
-    i->used = ++pc->clock;
+    i->e.used = ++pc->instances.clock;
     pc->last = i;
     return i;
 }
@@ -419,14 +404,8 @@ static wki_instance *instance_for(wk_ctx *c) {
 /* Which results are still wanted is part of the key: a bit per buffer. */
 static bool append_live_bits(wk_ctx *c, wki_recorder *r) {
     size_t words = (r->nbuf + 63) / 64;
-    if (r->nkey + words > r->cap_key) {
-        size_t cap = (r->nkey + words) * 2;
-        uint64_t *p = wki_realloc(r->key, cap * sizeof *p);
-        if (!p)
-            return wki_fail(c, WK_NOMEM, "no host memory for the recording");
-        r->key = p;
-        r->cap_key = cap;
-    }
+    if (!wki_rec_room(c, r->nkey + words, 0, 0, 0))
+        return false;
     for (size_t w = 0; w < words; w++) {
         uint64_t bits = 0;
         uint32_t b = (uint32_t)w * 64, end = b + 64 < r->nbuf ? b + 64 : r->nbuf;

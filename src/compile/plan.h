@@ -90,7 +90,7 @@ typedef struct wki_save {
 } wki_save;
 
 typedef struct wki_plan {
-    uint64_t hash, structure;
+    uint64_t hash;
     _Atomic int32_t refs;
     wki_graph *g;
     int nstep;

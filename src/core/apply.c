@@ -9,8 +9,7 @@ wki_tensor *wki_enter_failed(const wk_tensor *h, const void *caller) {
     if (!h)
         return NULL;
     wki_tensor *t = wki_slot(h);
-    t->ctx->caller = caller;
-    t->ctx->cur_op = NULL;
+    wki_begin(t->ctx, caller);
     wki_fail(t->ctx, WK_HANDLE, "use of a tensor handle that was freed (generation %u, now %u)",
              wki_handle_gen(h), t->gen);
     return NULL;

@@ -127,8 +127,7 @@ void *wki_box_get(const void *h, wki_box_kind kind, const void *caller) {
         return s->body;
     wk_ctx *c = s->tab->ctx;
     if (!c->failed) { /* in a failed context the handle may well be what a failed creation returned */
-        c->caller = caller;
-        c->cur_op = NULL;
+        wki_begin(c, caller);
         wki_fail(c, WK_HANDLE, "use of %s that was freed or never made", kind_names[kind]);
     }
     return NULL;

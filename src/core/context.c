@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "core/core.h"
 
 void wk_runtime_options_init(wk_runtime_options *o) { *o = (wk_runtime_options){.struct_size = sizeof *o}; }
@@ -108,14 +109,6 @@ static void default_release(void) {
     wk_runtime_free(rt);
 }
 
-/* SplitMix64 (Steele, Lea, Flood 2014) spreads (runtime seed, ordinal) over contexts. */
-static uint64_t mix(uint64_t x) {
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
 wk_ctx *wk_ctx_new(wk_runtime *rt) {
     bool is_default = !rt;
     if (is_default && !(rt = default_runtime()))
@@ -126,7 +119,8 @@ wk_ctx *wk_ctx_new(wk_runtime *rt) {
     c->rt = rt;
     c->default_rt = is_default;
     c->grad_mode = true;
-    c->seed = mix(rt->seed + atomic_fetch_add(&rt->next_ordinal, 1));
+    uint64_t state = rt->seed + atomic_fetch_add(&rt->next_ordinal, 1);
+    c->seed = wki_splitmix(&state); /* spreads neighbouring seeds and ordinals */
     c->exec = &wki_exec_autograd;
     wki_tensor *p = wki_tensor_new(c);
     if (!p || !(c->rec = wki_recorder_new(c)))
@@ -325,8 +319,7 @@ void wki_undo_end(wk_ctx *c, wki_undo_mark m, bool ok) {
 /* ---- RNG, devices, counters ---------------------------------------------------------------------------------------- */
 
 static void rng_set(wk_ctx *c, uint64_t seed, uint64_t sequence, const void *caller) {
-    c->caller = caller;
-    c->cur_op = NULL;
+    wki_begin(c, caller);
     wki_flush(c); /* what is pending was recorded under the old seed */
     if (!wki_undo_rng(c))
         return;
@@ -361,8 +354,7 @@ bool wk_device_available(wk_ctx *c, wk_device d, const char **why_not) {
 
 void wk_use_device(wk_ctx *c, wk_device d) {
     const char *why;
-    c->caller = __builtin_return_address(0);
-    c->cur_op = NULL;
+    wki_begin(c, __builtin_return_address(0));
     if (wk_device_available(c, d, &why))
         c->dev = (uint8_t)d;
     else

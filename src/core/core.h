@@ -102,14 +102,9 @@ static inline bool wki_handle_ok(const wk_tensor *h) {
 /* ---- op table row (generated into gen/ops_gen.c from src/ops/ops.def; user ops make one at run time) ---------------- */
 
 typedef enum wki_class {
-    WKI_EW,
-    WKI_ROW,
-    WKI_MOVE,
-    WKI_CONTRACT,
-    WKI_INDEX,
-    WKI_RNG,
-    WKI_CREATE,
-    WKI_OPAQUE
+#define C(name) WKI_##name,
+#include "core/class.def"
+#undef C
 } wki_class;
 
 enum {
@@ -119,27 +114,11 @@ enum {
     WKI_OP_RNG = 8, /* consumes one RNG sequence number */
     WKI_OP_BROADCAST =
         16, /* elementwise broadcasting; VJP results are summed back to the input's shape by the engine */
-    WKI_OP_PROMOTE = 32,   /* inputs are cast to their common dtype */
-    WKI_OP_COMPOSITE = 64, /* written in terms of other ops; never reaches an executor */
-    WKI_OP_USER = 128,
+    WKI_OP_PROMOTE = 32, /* inputs are cast to their common dtype */
+    WKI_OP_USER = 64,
     WKI_OP_KEEP_META =
-        256, /* VJP needs the inputs' shapes: the record keeps them even when the input is not saved */
-    WKI_OP_COMMUTES = 512,
+        128, /* VJP needs the inputs' shapes: the record keeps them even when the input is not saved */
 };
-
-typedef enum wki_attr_type {
-    WKI_ATTR_INT,
-    WKI_ATTR_BOOL,
-    WKI_ATTR_DTYPE,
-    WKI_ATTR_LIST,
-    WKI_ATTR_VALUE
-} wki_attr_type;
-/* Structural attributes are int64 words in declaration order; a LIST is its count followed by its items. VALUE attributes
-   are doubles in declaration order, apart from the others, and never part of a plan's key. */
-typedef struct wki_attr {
-    const char *name;
-    wki_attr_type type;
-} wki_attr;
 
 /* Which dimensions of input 0 a ROW op reduces: the last; dimension ia[0]; the list at ia[0]. */
 typedef enum wki_red { WKI_RED_NONE, WKI_RED_LAST, WKI_RED_DIM, WKI_RED_DIMS } wki_red;
@@ -158,14 +137,12 @@ struct wki_op {
     uint8_t klass; /* wki_class */
     uint8_t since;
     uint32_t flags;
-    int8_t nin, nout; /* nin -1: variadic */
-    uint8_t roles;    /* variadic: its inputs are so many roles of equally many tensors, role after role */
-    uint8_t nattr;
-    uint32_t optional;          /* bit i: input i may be absent */
-    uint32_t writes;            /* bit i: input i (variadic: role i) is written in place */
+    int8_t nin, nout;  /* nin -1: variadic */
+    uint8_t roles;     /* variadic: its inputs are so many roles of equally many tensors, role after role */
+    uint32_t optional; /* bit i: input i may be absent */
+    uint32_t writes;   /* bit i: input i (variadic: role i) is written in place */
     uint32_t save_in, save_out; /* bit i: saved for the VJP */
     uint32_t diff;              /* bit i: a gradient flows to input i */
-    const wki_attr *attr;
     const char *const *in_names;
     /* Fills dtype, ndim, size of every output; for VIEW ops also st (not yet retained), off, stride and, if it knows that
        the view is contiguous, numel and PLAIN. Returns false after wki_fail. */
@@ -187,10 +164,10 @@ struct wki_call {
     const wki_op *op;
     int nin, nout, nia, nva;
     wki_tensor *const *in; /* NULL where an optional input is absent */
-    const int64_t *ia;     /* structural attribute words */
-    const double *va;      /* VALUE attributes */
-    wki_tensor **out;      /* filled by wki_apply; owned by the current scope */
-    const void *caller;    /* return address in the user's program */
+    /* Structural attributes as words, in declaration order; a list is its count followed by its items. */
+    const int64_t *ia;
+    const double *va; /* VALUE attributes, in declaration order; never part of a plan's key */
+    wki_tensor **out; /* filled by wki_apply; owned by the current scope */
     uint8_t dev;    /* wk_device, set by wki_apply: where the inputs are; the context's when there is none */
     uint32_t place; /* set by wki_record: which op of the stream it is */
     uint64_t rng_seq; /* set by wki_apply for RNG ops */
@@ -266,14 +243,14 @@ static inline void wki_node_release(wk_ctx *c, wki_node *n) {
 
 /* ---- errors -------------------------------------------------------------------------------------------------------- */
 
-/* Records the first error (printf-like text, op name and caller from the current call are added). Returns false, in a way
-   that the compiler and the static analyser see. */
-#define wki_fail(...) wki_false(wki_set_error(__VA_ARGS__))
-bool wki_set_error(wk_ctx *c, wk_status s, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-static inline bool wki_false(bool ignored) {
-    (void)ignored;
-    return false;
-}
+/* Records the first error (printf-like text, op name and caller from the current call are added). Is false, which the
+   compiler and the static analyser see. */
+#define wki_fail(...)                                                                                        \
+    ({                                                                                                       \
+        wki_set_error(__VA_ARGS__);                                                                          \
+        false;                                                                                               \
+    })
+void wki_set_error(wk_ctx *c, wk_status s, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 /* The same, WK_STATE, for what must not go on in silence with poison from an error that was taken; quotes that error. `what`
    says which argument of which function it is. */
 bool wki_fail_poison(wk_ctx *c, const char *what);
@@ -473,6 +450,11 @@ bool wki_splice_apply(wk_ctx *c, const wki_splice *s);
 bool wki_splice_begin(wk_ctx *c, wki_node *const *all, size_t n);
 void wki_splice_end(wk_ctx *c, const wki_tensor *root, wki_node *const *all, size_t n);
 
+/* Public entry: errors from here on are of this call, and of no op. */
+static inline void wki_begin(wk_ctx *c, const void *caller) {
+    c->caller = caller;
+    c->cur_op = NULL;
+}
 /* Public entry: checks handles, notes the caller. Returns NULL (and t's context, when it has one, failed) if not usable. */
 wki_tensor *wki_enter_failed(const wk_tensor *h, const void *caller);
 static inline wki_tensor *wki_enter(const wk_tensor *h, const void *caller) {
@@ -487,8 +469,7 @@ static inline wki_tensor *wki_enter(const wk_tensor *h, const void *caller) {
 static inline bool wki_owns(wk_ctx *c, const wki_tensor *t, const void *caller) {
     if (t->ctx == c)
         return true;
-    c->caller = caller;
-    c->cur_op = NULL;
+    wki_begin(c, caller);
     return wki_fail(c, WK_HANDLE,
                     "the function's result belongs to another context (wk_share makes a handle here)");
 }

@@ -125,16 +125,15 @@ static void caller_text(const void *caller, char *out, size_t n) {
         snprintf(out, n, " [called from %s+0x%lx]", base, (unsigned long)off);
 }
 
-static bool fail(wk_ctx *c, wk_status s, const void *past) {
+static void fail(wk_ctx *c, wk_status s, const void *past) {
     c->failed = c->err.status = s;
     c->err.past = past;
     c->err.caller = c->caller;
-    return false;
 }
 
-bool wki_set_error(wk_ctx *c, wk_status s, const char *fmt, ...) {
+void wki_set_error(wk_ctx *c, wk_status s, const char *fmt, ...) {
     if (c->failed)
-        return false;
+        return;
     char text[640];
     va_list ap;
     va_start(ap, fmt);
@@ -142,7 +141,7 @@ bool wki_set_error(wk_ctx *c, wk_status s, const char *fmt, ...) {
     va_end(ap);
     snprintf(c->err.message, sizeof c->err.message, "%s%s%s", c->cur_op ? c->cur_op->name : "",
              c->cur_op ? ": " : "", text);
-    return fail(c, s, NULL);
+    fail(c, s, NULL);
 }
 
 bool wki_fail_poison(wk_ctx *c, const char *what) {
@@ -152,7 +151,8 @@ bool wki_fail_poison(wk_ctx *c, const char *what) {
     c->cur_op = NULL;
     wki_fail(c, WK_STATE, "%s is the result of a call that failed%s%s", what, known ? ", last with " : "",
              known ? c->past.message : "");
-    return fail(c, WK_STATE, c->past.caller);
+    fail(c, WK_STATE, c->past.caller);
+    return false;
 }
 
 /* Finding a caller's line costs a process: done once, when somebody reads the message. */
@@ -207,8 +207,7 @@ static bool grow_outside(wk_ctx *c) {
 
 /* Where there is no memory a probe does not isolate: the error that says so is outside it. */
 void wk_try_begin(wk_ctx *c) {
-    c->caller = __builtin_return_address(0);
-    c->cur_op = NULL;
+    wki_begin(c, __builtin_return_address(0));
     if (c->lost_tries || (c->try_depth == c->cap_try && !grow_outside(c))) {
         c->lost_tries++;
         return;
@@ -226,8 +225,7 @@ wk_status wk_try_end(wk_ctx *c, wk_error *out) {
         return c->failed;
     }
     if (c->try_depth <= c->try_floor) {
-        c->caller = __builtin_return_address(0);
-        c->cur_op = NULL;
+        wki_begin(c, __builtin_return_address(0));
         wki_fail(c, WK_STATE, "wk_try_end without a matching wk_try_begin");
         return WK_STATE;
     }

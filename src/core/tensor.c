@@ -317,8 +317,7 @@ void wk_scope_end(wk_ctx *c) {
         return;
     }
     if (c->nmarks <= c->scope_floor) {
-        c->cur_op = NULL;
-        c->caller = __builtin_return_address(0);
+        wki_begin(c, __builtin_return_address(0));
         wki_fail(c, WK_STATE, "wk_scope_end without a matching wk_scope_begin");
         return;
     }

@@ -45,7 +45,7 @@ static wki_tensor *leaf_new(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *siz
     return t;
 }
 
-#define BEGIN(c) ((c)->caller = __builtin_return_address(0), (c)->cur_op = NULL)
+#define BEGIN(c) wki_begin(c, __builtin_return_address(0))
 
 wk_tensor *wk_empty(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *size) {
     BEGIN(c);
@@ -132,19 +132,19 @@ wk_tensor *wk_scalar(wk_ctx *c, double value) {
 
 wk_ctx *wk_ctx_of(wk_tensor *h) { return wki_handle_ok(h) ? wki_slot(h)->ctx : NULL; }
 
+/* Begins a call on the tensor t behind h. */
 #define ASK(h, dead)                                                                                         \
     wki_tensor *t = wki_enter(h, __builtin_return_address(0));                                               \
     if (!t)                                                                                                  \
-    return dead
+        return dead;                                                                                         \
+    t->ctx->cur_op = NULL
 
 static bool dim_ok(wki_tensor *t, int *dim, const char *what) {
     int d = *dim < 0 ? *dim + t->ndim : *dim;
     if (t->flags & WKI_F_POISON)
         return false;
-    if (d < 0 || d >= t->ndim) {
-        t->ctx->cur_op = NULL;
+    if (d < 0 || d >= t->ndim)
         return wki_fail(t->ctx, WK_SHAPE, "%s: dimension %d of a tensor with %d", what, *dim, t->ndim);
-    }
     *dim = d;
     return true;
 }
@@ -191,7 +191,6 @@ wk_tensor *wk_requires_grad(wk_tensor *h, bool on) {
     wk_ctx *c = t->ctx;
     if (t->flags & WKI_F_POISON)
         return h;
-    c->cur_op = NULL;
     if (t->fn) {
         wki_fail(c, WK_GRAD, "wk_requires_grad: only leaves can be changed; this is a result of `%s`",
                  t->fn->op->name);
@@ -246,13 +245,11 @@ wki_tensor *wki_alias(wk_ctx *c, wki_tensor *t) {
 
 wk_tensor *wk_detach(wk_tensor *h) {
     ASK(h, h);
-    t->ctx->cur_op = NULL;
     return wki_handle(wki_detached(t->ctx, t));
 }
 
 wk_tensor *wk_share(wk_ctx *to, wk_tensor *h) {
-    to->caller = __builtin_return_address(0);
-    to->cur_op = NULL;
+    wki_begin(to, __builtin_return_address(0));
     wki_tensor *t = wki_enter(h, __builtin_return_address(0));
     if (t && (t->flags & WKI_F_POISON) && !t->ctx->failed) {
         wki_fail_poison(t->ctx, "wk_share: the tensor");
@@ -326,7 +323,6 @@ static void gather(const wki_tensor *t, const char *src, char *dst) {
 bool wk_read(wk_tensor *h, void *dst, size_t bytes) {
     ASK(h, false);
     wk_ctx *c = t->ctx;
-    c->cur_op = NULL;
     if (!wki_touch_read(t, "wk_read: the tensor"))
         return false;
     size_t each = wki_dtype_size((wk_dtype)t->dtype), want = (size_t)t->numel * each;
@@ -358,7 +354,6 @@ bool wk_read(wk_tensor *h, void *dst, size_t bytes) {
 bool wk_write(wk_tensor *h, const void *src, size_t bytes) {
     ASK(h, false);
     wk_ctx *c = t->ctx;
-    c->cur_op = NULL;
     if (c->failed || !wki_touch_write(t, "wk_write: the tensor"))
         return false;
     size_t each = wki_dtype_size((wk_dtype)t->dtype), want = (size_t)t->numel * each;
@@ -376,7 +371,6 @@ bool wk_write(wk_tensor *h, const void *src, size_t bytes) {
 void *wk_data(wk_tensor *h, bool writable) {
     ASK(h, NULL);
     wk_ctx *c = t->ctx;
-    c->cur_op = NULL;
     if (writable ? c->failed || !wki_touch_write(t, "wk_data: the tensor")
                  : !wki_touch_read(t, "wk_data: the tensor"))
         return NULL;
@@ -393,7 +387,6 @@ void *wk_data(wk_tensor *h, bool writable) {
 /* One element as raw bytes. */
 static bool read_one(wki_tensor *t, void *raw) {
     wk_ctx *c = t->ctx;
-    c->cur_op = NULL;
     if (!wki_touch_read(t, "wk_item: the tensor"))
         return false;
     if (t->numel != 1) {
@@ -447,7 +440,6 @@ wk_tensor *wk_to(wk_tensor *h, wk_device d) {
     ASK(h, h);
     wk_ctx *c = t->ctx;
     const char *why;
-    c->cur_op = NULL;
     if (c->failed || (t->flags & WKI_F_POISON))
         return poison_handle(c);
     if (t->st->dev == d)

@@ -1,6 +1,7 @@
 /* The batch loader: gathers samples from host arrays into tensors that it reuses. May call: base, core, the public API. */
 #include <string.h>
 
+#include "base/hash.h"
 #include "core/box.h"
 
 #define CALLER __builtin_return_address(0)
@@ -91,8 +92,7 @@ wk_loader *wk_loader_new(wk_ctx *c, const wk_field *fields, int nfields, int64_t
                          const wk_loader_options *given) {
     wk_loader_options o;
     wk_loader_options_init(&o);
-    c->caller = CALLER;
-    c->cur_op = NULL;
+    wki_begin(c, CALLER);
     if (c->failed)
         return wki_box_invalid(c);
     if (!wki_take_struct(&o, sizeof o, given)) {
@@ -131,19 +131,11 @@ wk_loader *wk_loader_new(wk_ctx *c, const wk_field *fields, int nfields, int64_t
 
 /* ---- iterating ----------------------------------------------------------------------------------------------------- */
 
-/* SplitMix64 (Steele, Lea, Flood 2014). */
-static uint64_t draw(uint64_t *state) {
-    uint64_t z = *state += 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 /* Uniform in [0, n): multiply and shift, with the few draws that would be uneven thrown away (Lemire 2019). */
 static uint64_t below(uint64_t *state, uint64_t n) {
     unsigned __int128 m;
     do
-        m = (unsigned __int128)draw(state) * n;
+        m = (unsigned __int128)wki_splitmix(state) * n;
     while ((uint64_t)m < -n % n);
     return (uint64_t)(m >> 64);
 }
@@ -151,7 +143,7 @@ static uint64_t below(uint64_t *state, uint64_t n) {
 /* Fisher-Yates over the identity: the order depends on the seed and the epoch, not on epochs before. */
 static void shuffle(loader *l) {
     uint64_t state = l->opt.seed;
-    state = draw(&state) + l->epoch;
+    state = wki_splitmix(&state) + l->epoch;
     for (int64_t i = 0; i < l->count; i++)
         l->order[i] = i;
     for (int64_t i = l->count - 1; i > 0; i--) {
@@ -221,8 +213,7 @@ bool wk_loader_next(wk_loader *h, wk_tensor **batch) {
         next_epoch(l);
         return false;
     }
-    c->caller = CALLER;
-    c->cur_op = NULL;
+    wki_begin(c, CALLER);
     if (l->at == 0 && l->order)
         shuffle(l);
     int64_t first = l->at * l->opt.batch, left = l->count - first;

@@ -111,7 +111,6 @@ const wki_op *wki_op_by_id(wk_runtime *rt, uint32_t id);
 
 /* Room for what a segment will be after appending; false after wki_fail. */
 bool wki_rec_room(wk_ctx *c, size_t key, size_t meta, size_t nbuf, size_t nval);
-bool wki_rec_grow(wk_ctx *c, void **p, size_t *cap, size_t need, size_t each);
 /* No op is pending: a new epoch with an empty tape, which is written to if a call records. */
 void wki_tape_reset(wk_ctx *c);
 void wki_splices_free(wk_ctx *c);

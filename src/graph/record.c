@@ -127,7 +127,7 @@ void wki_rec_back_to(wk_ctx *c, const wki_rec_mark *m) {
     wki_undo_back_to(c, m->nundo);
 }
 
-bool wki_rec_grow(wk_ctx *c, void **p, size_t *cap, size_t need, size_t each) {
+static bool grow(wk_ctx *c, void **p, size_t *cap, size_t need, size_t each) {
     size_t n = *cap ? *cap : 1024;
     while (n < need)
         n *= 2;
@@ -141,10 +141,10 @@ bool wki_rec_grow(wk_ctx *c, void **p, size_t *cap, size_t need, size_t each) {
 
 __attribute__((noinline)) bool wki_rec_room(wk_ctx *c, size_t key, size_t meta, size_t nbuf, size_t nval) {
     wki_recorder *r = c->rec;
-    return (key <= r->cap_key || wki_rec_grow(c, (void **)&r->key, &r->cap_key, key, sizeof *r->key)) &&
-           (meta <= r->cap_meta || wki_rec_grow(c, (void **)&r->meta, &r->cap_meta, meta, sizeof *r->meta)) &&
-           (nbuf <= r->cap_buf || wki_rec_grow(c, (void **)&r->buf, &r->cap_buf, nbuf, sizeof *r->buf)) &&
-           (nval <= r->cap_val || wki_rec_grow(c, (void **)&r->val, &r->cap_val, nval, sizeof *r->val));
+    return (key <= r->cap_key || grow(c, (void **)&r->key, &r->cap_key, key, sizeof *r->key)) &&
+           (meta <= r->cap_meta || grow(c, (void **)&r->meta, &r->cap_meta, meta, sizeof *r->meta)) &&
+           (nbuf <= r->cap_buf || grow(c, (void **)&r->buf, &r->cap_buf, nbuf, sizeof *r->buf)) &&
+           (nval <= r->cap_val || grow(c, (void **)&r->val, &r->cap_val, nval, sizeof *r->val));
 }
 
 /* Words that one reference and one output take at most; appending writes no further than that. */

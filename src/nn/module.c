@@ -17,11 +17,6 @@ static char *copy_text(const char *s) {
     return p ? memcpy(p, s, n) : NULL;
 }
 
-static void enter(wk_ctx *c, const void *caller) {
-    c->caller = caller;
-    c->cur_op = NULL;
-}
-
 /* ---- making and freeing -------------------------------------------------------------------------------------------- */
 
 static void names_forget(wki_module *m) {
@@ -65,17 +60,14 @@ static void destroy(void *body) {
     names_forget(m);
     while (m->nchild) /* a child leaves its parent as it goes */
         wki_box_free(m->child[m->nchild - 1].m->handle);
-    for (int i = 0; i < m->nparam; i++) {
-        wki_free(m->param[i].name);
-        wk_release(m->param[i].t);
-    }
-    for (int i = 0; i < m->nbuffer; i++) {
-        wki_free(m->buffer[i].name);
-        wk_release(m->buffer[i].t);
+    for (int k = 0; k < WKI_KINDS; k++) {
+        for (int i = 0; i < m->nitem[k]; i++) {
+            wki_free(m->item[k][i].name);
+            wk_release(m->item[k][i].t);
+        }
+        wki_free(m->item[k]);
     }
     self_unref(m->self);
-    wki_free(m->param);
-    wki_free(m->buffer);
     wki_free(m->child);
     wki_free(m->kind);
     wki_free(m);
@@ -107,7 +99,7 @@ static wki_module *make(wk_ctx *c, const char *kind, wk_fn forward, wki_self *se
 }
 
 wk_module *wk_module_new(wk_ctx *c, const char *kind, wk_fn forward, void *self, void (*free_self)(void *)) {
-    enter(c, CALLER);
+    wki_begin(c, CALLER);
     if (!forward)
         wki_fail(c, WK_INVALID, "a module needs a forward function");
     wki_self *s = forward ? wki_malloc(sizeof *s) : NULL;
@@ -140,7 +132,7 @@ void wk_module_free(wk_module *h) {
     for (const wki_module *up = m->parent; up && !runs; up = up->parent)
         runs = up->running;
     if (runs) {
-        enter(m->c, CALLER);
+        wki_begin(m->c, CALLER);
         wki_fail(m->c, WK_STATE, "%s is freed while its forward runs", m->kind);
     } else {
         wki_box_free(h);
@@ -160,17 +152,20 @@ static bool grow(void *array, int n, size_t item) {
     return q;
 }
 
+/* The module's own parameter or buffer of that name, or NULL. */
+static wk_tensor *own_item(const wki_module *m, const char *name) {
+    for (int k = 0; k < WKI_KINDS; k++)
+        for (int i = 0; i < m->nitem[k]; i++)
+            if (!strcmp(m->item[k][i].name, name))
+                return m->item[k][i].t;
+    return NULL;
+}
+
 static bool name_taken(const wki_module *m, const char *name) {
-    for (int i = 0; i < m->nparam; i++)
-        if (!strcmp(m->param[i].name, name))
-            return true;
-    for (int i = 0; i < m->nbuffer; i++)
-        if (!strcmp(m->buffer[i].name, name))
-            return true;
     for (int i = 0; i < m->nchild; i++)
         if (!strcmp(m->child[i].name, name))
             return true;
-    return false;
+    return own_item(m, name) != NULL;
 }
 
 static bool name_ok(wki_module *m, const char *name) {
@@ -182,56 +177,50 @@ static bool name_ok(wki_module *m, const char *name) {
 }
 
 /* Appends a parameter or buffer that is already what it should be; takes a reference. */
-static bool add_item(wki_module *m, wki_param **list, int *n, const char *name, wk_tensor *t) {
-    char *text = grow(list, *n, sizeof **list) ? copy_text(name) : NULL;
+static bool add_item(wki_module *m, wki_item_kind kind, const char *name, wk_tensor *t) {
+    int n = m->nitem[kind];
+    char *text = grow(&m->item[kind], n, sizeof(wki_item)) ? copy_text(name) : NULL;
     if (!text)
         return out_of_memory(m->c);
-    (*list)[(*n)++] = (wki_param){text, wk_retain(t)};
+    m->item[kind][n] = (wki_item){text, wk_retain(t)};
+    m->nitem[kind]++;
     wki_slot(t)->st->pinned = 1;
     changed(m);
     return true;
 }
 
-static bool add_param(wki_module *m, const char *name, wk_tensor *t) {
-    return add_item(m, &m->param, &m->nparam, name, t);
-}
-
-static bool add_buffer(wki_module *m, const char *name, wk_tensor *t) {
-    return add_item(m, &m->buffer, &m->nbuffer, name, t);
-}
-
-static wk_tensor *add_state(wk_module *h, const char *name, wk_tensor *t, bool trained, const void *caller) {
+static wk_tensor *add_state(wk_module *h, wki_item_kind kind, const char *name, wk_tensor *t,
+                            const void *caller) {
     wki_module *m = get(h, caller);
     wki_tensor *p = wki_enter(t, caller);
     if (!m || !p || m->c->failed)
         return m ? wki_handle(m->c->poison) : p ? wki_handle(p->ctx->poison) : t;
-    enter(m->c, caller);
+    wki_begin(m->c, caller);
     wki_tensor *poison = m->c->poison;
     if (p == poison) {
         char what[160];
-        snprintf(what, sizeof what, "%s: \"%s\" of %s", trained ? "wk_module_param" : "wk_module_buffer",
-                 name ? name : "", m->kind);
+        snprintf(what, sizeof what, "%s: \"%s\" of %s",
+                 kind == WKI_PARAM ? "wk_module_param" : "wk_module_buffer", name ? name : "", m->kind);
         wki_fail_poison(m->c, what);
     }
     if (p == poison || !name_ok(m, name))
         return wki_handle(poison);
     if (p->ctx != m->c)
         wki_fail(m->c, WK_HANDLE, "%s: %s \"%s\" belongs to another context", m->kind,
-                 trained ? "parameter" : "buffer", name);
-    else if (trained)
+                 kind == WKI_PARAM ? "parameter" : "buffer", name);
+    else if (kind == WKI_PARAM)
         wk_requires_grad(t, true);
     else if (p->flags & WKI_F_REQ)
         wki_fail(m->c, WK_INVALID, "%s: buffer \"%s\" requires a gradient", m->kind, name);
-    bool ok = !m->c->failed && (trained ? add_param(m, name, t) : add_buffer(m, name, t));
-    return ok ? t : wki_handle(poison);
+    return !m->c->failed && add_item(m, kind, name, t) ? t : wki_handle(poison);
 }
 
 wk_tensor *wk_module_param(wk_module *m, const char *name, wk_tensor *t) {
-    return add_state(m, name, t, true, CALLER);
+    return add_state(m, WKI_PARAM, name, t, CALLER);
 }
 
 wk_tensor *wk_module_buffer(wk_module *m, const char *name, wk_tensor *t) {
-    return add_state(m, name, t, false, CALLER);
+    return add_state(m, WKI_BUFFER, name, t, CALLER);
 }
 
 static bool add_child(wki_module *m, const char *name, wki_module *child) {
@@ -248,7 +237,7 @@ wk_module *wk_module_child(wk_module *h, const char *name, wk_module *child) {
     wki_module *m = get(h, CALLER), *k = get(child, CALLER);
     if (!m || !k || m->c->failed)
         return child;
-    enter(m->c, CALLER);
+    wki_begin(m->c, CALLER);
     if (!name_ok(m, name))
         return child;
     wki_module *root = m;
@@ -323,7 +312,7 @@ static void run_forward(wk_ctx *c, wki_module *m, void **running, wk_tensor *con
     for (int i = 0; i < nout; i++) {
         wki_tensor *t = NULL;
         if (!out[i]) {
-            enter(c, caller);
+            wki_begin(c, caller);
             wki_fail(c, WK_INVALID, "forward of %s did not set output %d", m->kind, i);
         } else if (wki_owns(c, wki_slot(out[i]), caller)) {
             t = wki_enter(out[i], caller);
@@ -348,7 +337,7 @@ static void forward_n(wk_module *h, wk_tensor *const *in, int nin, wk_tensor **o
         all_poison(c, out, nout);
         return;
     }
-    enter(c, caller);
+    wki_begin(c, caller);
     void **running = wki_box_running(c);
     wki_module *m = running ? resolve(c, h, *running, caller) : NULL;
     if (m)
@@ -376,13 +365,11 @@ wk_module *wk_this_module(wk_ctx *c) {
 
 /* ---- looking ------------------------------------------------------------------------------------------------------- */
 
-enum { PARAMS = 1, BUFFERS = 2 };
-
 /* Parameters, buffers or both of a tree, each once, with or without their dotted names. */
 typedef struct walk {
     wk_tensor **t;
     char **name; /* NULL: not wanted */
-    int n, what;
+    int n;
 } walk;
 
 static bool seen(const walk *w, const wk_tensor *t) {
@@ -400,42 +387,43 @@ static char *join(const char *prefix, const char *name) {
     return s;
 }
 
-static bool collect_own(walk *w, const wki_param *p, int n, const char *prefix) {
-    for (int i = 0; i < n; i++) {
-        if (seen(w, p[i].t))
+static bool collect_own(walk *w, const wki_module *m, wki_item_kind kind, const char *prefix) {
+    for (int i = 0; i < m->nitem[kind]; i++) {
+        const wki_item *p = &m->item[kind][i];
+        if (seen(w, p->t))
             continue;
-        if (!grow(&w->t, w->n, sizeof(void *)) || (w->name && !(w->name[w->n] = join(prefix, p[i].name))))
+        if (!grow(&w->t, w->n, sizeof(void *)) || (w->name && !(w->name[w->n] = join(prefix, p->name))))
             return false;
-        w->t[w->n++] = p[i].t;
+        w->t[w->n++] = p->t;
     }
     return true;
 }
 
-static bool collect(walk *w, const wki_module *m, const char *prefix) {
-    bool ok = (!(w->what & PARAMS) || collect_own(w, m->param, m->nparam, prefix)) &&
-              (!(w->what & BUFFERS) || collect_own(w, m->buffer, m->nbuffer, prefix));
+/* Adds the tree's parameters, or buffers. */
+static bool collect(walk *w, const wki_module *m, wki_item_kind kind, const char *prefix) {
+    bool ok = collect_own(w, m, kind, prefix);
     for (int i = 0; ok && i < m->nchild; i++) {
         char *path = w->name ? join(prefix, m->child[i].name) : NULL;
-        ok = (path || !w->name) && collect(w, m->child[i].m, path ? path : "");
+        ok = (path || !w->name) && collect(w, m->child[i].m, kind, path ? path : "");
         wki_free(path);
     }
     return ok;
 }
 
 static int count_params(const wki_module *m) {
-    int n = m->nparam;
+    int n = m->nitem[WKI_PARAM];
     for (int i = 0; i < m->nchild; i++)
         n += count_params(m->child[i].m);
     return n;
 }
 
-static int list(wk_module *h, int what, wk_tensor **out, int max, const void *caller) {
+static int list(wk_module *h, wki_item_kind kind, wk_tensor **out, int max, const void *caller) {
     wki_module *m = get(h, caller);
     if (!m)
         return 0;
-    walk w = {.what = what};
-    if (!collect(&w, m, "")) {
-        enter(m->c, caller);
+    walk w = {0};
+    if (!collect(&w, m, kind, "")) {
+        wki_begin(m->c, caller);
         out_of_memory(m->c);
     } else if (out && max > 0 && w.n) {
         memcpy(out, w.t, (size_t)(w.n < max ? w.n : max) * sizeof(void *));
@@ -444,22 +432,24 @@ static int list(wk_module *h, int what, wk_tensor **out, int max, const void *ca
     return w.n;
 }
 
-int wk_module_params(wk_module *m, wk_tensor **out, int max) { return list(m, PARAMS, out, max, CALLER); }
-int wk_module_buffers(wk_module *m, wk_tensor **out, int max) { return list(m, BUFFERS, out, max, CALLER); }
+int wk_module_params(wk_module *m, wk_tensor **out, int max) { return list(m, WKI_PARAM, out, max, CALLER); }
+int wk_module_buffers(wk_module *m, wk_tensor **out, int max) {
+    return list(m, WKI_BUFFER, out, max, CALLER);
+}
 
 const char *wk_module_param_name(wk_module *h, int i) {
     wki_module *m = get(h, CALLER);
     if (!m || i < 0)
         return NULL;
     if (!m->names) {
-        walk w = {.what = PARAMS, .name = wki_calloc((size_t)count_params(m), sizeof(void *))};
-        bool ok = w.name && collect(&w, m, "");
+        walk w = {.name = wki_calloc((size_t)count_params(m), sizeof(void *))};
+        bool ok = w.name && collect(&w, m, WKI_PARAM, "");
         wki_free(w.t);
         m->names = w.name;
         m->nnames = w.n;
         if (!ok) {
             names_forget(m);
-            enter(m->c, CALLER);
+            wki_begin(m->c, CALLER);
             out_of_memory(m->c);
         }
     }
@@ -467,21 +457,13 @@ const char *wk_module_param_name(wk_module *h, int i) {
 }
 
 static wk_tensor *find_state(const wki_module *m, const char *name) {
-    for (int i = 0; i < m->nparam; i++)
-        if (!strcmp(m->param[i].name, name))
-            return m->param[i].t;
-    for (int i = 0; i < m->nbuffer; i++)
-        if (!strcmp(m->buffer[i].name, name))
-            return m->buffer[i].t;
-    for (int i = 0; i < m->nchild; i++) {
+    wk_tensor *t = own_item(m, name);
+    for (int i = 0; !t && i < m->nchild; i++) {
         size_t n = strlen(m->child[i].name);
-        wk_tensor *t = NULL;
         if (!strncmp(m->child[i].name, name, n) && name[n] == '.')
             t = find_state(m->child[i].m, name + n + 1);
-        if (t)
-            return t;
     }
-    return NULL;
+    return t;
 }
 
 wk_tensor *wk_module_get(wk_module *h, const char *name) {
@@ -489,15 +471,13 @@ wk_tensor *wk_module_get(wk_module *h, const char *name) {
     return m && name ? find_state(m, name) : NULL;
 }
 
-wk_tensor *wk_module_own(wk_module *h, int i) {
-    wki_module *m = get(h, CALLER);
-    return m && i >= 0 && i < m->nparam ? m->param[i].t : NULL;
+static wk_tensor *own_at(wk_module *h, wki_item_kind kind, int i, const void *caller) {
+    wki_module *m = get(h, caller);
+    return m && i >= 0 && i < m->nitem[kind] ? m->item[kind][i].t : NULL;
 }
 
-wk_tensor *wk_module_own_buffer(wk_module *h, int i) {
-    wki_module *m = get(h, CALLER);
-    return m && i >= 0 && i < m->nbuffer ? m->buffer[i].t : NULL;
-}
+wk_tensor *wk_module_own(wk_module *m, int i) { return own_at(m, WKI_PARAM, i, CALLER); }
+wk_tensor *wk_module_own_buffer(wk_module *m, int i) { return own_at(m, WKI_BUFFER, i, CALLER); }
 
 wk_module *wk_module_child_at(wk_module *h, int i) {
     wki_module *m = get(h, CALLER);
@@ -523,8 +503,8 @@ bool wk_is_training(wk_module *h) {
 
 /* ---- in another context -------------------------------------------------------------------------------------------- */
 
-/* The tensor that `t` became in the copy, so that tied parameters stay tied. */
-static wk_tensor *shared_param(wk_ctx *to, wk_tensor *t, const walk *old, wk_tensor **made) {
+/* The tensor that `t` became in the copy, so that tied ones stay tied. */
+static wk_tensor *shared_item(wk_ctx *to, wk_tensor *t, const walk *old, wk_tensor **made) {
     for (int i = 0; i < old->n; i++)
         if (old->t[i] == t) {
             if (!made[i])
@@ -541,16 +521,12 @@ static wki_module *copy_tree(wk_ctx *to, const wki_module *m, const walk *old, w
         return NULL;
     n->origin = m->origin ? m->origin : m->handle;
     n->training = m->training;
-    for (int i = 0; i < m->nparam && !to->failed; i++) {
-        wk_tensor *t = shared_param(to, m->param[i].t, old, made);
-        if (!to->failed)
-            add_param(n, m->param[i].name, t);
-    }
-    for (int i = 0; i < m->nbuffer && !to->failed; i++) {
-        wk_tensor *t = shared_param(to, m->buffer[i].t, old, made);
-        if (!to->failed)
-            add_buffer(n, m->buffer[i].name, t);
-    }
+    for (int k = 0; k < WKI_KINDS; k++)
+        for (int i = 0; i < m->nitem[k] && !to->failed; i++) {
+            wk_tensor *t = shared_item(to, m->item[k][i].t, old, made);
+            if (!to->failed)
+                add_item(n, (wki_item_kind)k, m->item[k][i].name, t);
+        }
     for (int i = 0; i < m->nchild && !to->failed; i++) {
         wki_module *k = copy_tree(to, m->child[i].m, old, made);
         if (k && !add_child(n, m->child[i].name, k))
@@ -563,15 +539,16 @@ static wki_module *copy_tree(wk_ctx *to, const wki_module *m, const walk *old, w
 }
 
 wk_module *wk_module_share(wk_ctx *to, wk_module *h) {
-    enter(to, CALLER);
+    wki_begin(to, CALLER);
     if (to->failed)
         return wki_box_invalid(to);
     wki_module *m = wki_box_peek(h, WKI_BOX_MODULE), *n = NULL;
-    walk old = {.what = PARAMS | BUFFERS};
+    walk old = {0};
     wk_tensor **made = NULL;
     if (!m)
         wki_fail(to, WK_HANDLE, "wk_module_share of a module that was freed or never made");
-    else if (!collect(&old, m, "") || !(made = wki_calloc((size_t)old.n, sizeof(void *))))
+    else if (!collect(&old, m, WKI_PARAM, "") || !collect(&old, m, WKI_BUFFER, "") ||
+             !(made = wki_calloc((size_t)old.n, sizeof(void *))))
         out_of_memory(to);
     else
         n = copy_tree(to, m, &old, made);

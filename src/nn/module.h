@@ -11,10 +11,12 @@ typedef struct wki_self {
     void (*free_self)(void *);
 } wki_self;
 
-typedef struct wki_param {
+typedef enum wki_item_kind { WKI_PARAM, WKI_BUFFER, WKI_KINDS } wki_item_kind;
+
+typedef struct wki_item { /* a parameter or buffer */
     char *name;
     wk_tensor *t; /* retained */
-} wki_param;
+} wki_item;
 
 typedef struct wki_child {
     char *name;
@@ -27,9 +29,9 @@ typedef struct wki_module {
     char *kind;
     wk_fn forward;
     wki_self *self;
-    wki_param *param, *buffer;
+    wki_item *item[WKI_KINDS];
     wki_child *child;
-    int nparam, nbuffer, nchild;
+    int nitem[WKI_KINDS], nchild;
     struct wki_module *parent;
     wk_module *origin; /* the module that this one is a wk_module_share of, directly or not; else NULL */
     bool training;

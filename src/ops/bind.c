@@ -3,10 +3,6 @@
 
 #include "ops/infer.h"
 
-int wki_op_tensors(const wki_op *op, int nin, const wki_loop *loop) {
-    return op->nin < 0 && loop->nload ? nin / loop->nload : 1;
-}
-
 int wki_store_role(const wki_op *op, int j) {
     for (int i = 0; i < 32; i++)
         if (op->writes >> i & 1 && j-- == 0)
@@ -71,7 +67,7 @@ static bool bind_operand(wki_loop_run *r, int at, const wki_view *v, const int64
 
 bool wki_bind(const wki_op *op, const wki_loop *loop, const wki_view *in, int nin, const wki_view *out,
               int nout, const int64_t *ia, int which, wki_loop_run *r) {
-    int n = wki_op_tensors(op, nin, loop);
+    int n = wki_role_size(op, nin);
     bool row_class = op->klass == WKI_ROW;
     const wki_view *dom = row_class || !nout ? &in[which] : &out[0];
     uint32_t red = wki_op_reduced(op, dom->ndim, ia);

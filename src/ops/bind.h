@@ -5,9 +5,6 @@
 
 #include "backend/backend.h"
 
-/* Number of tensors a multi-tensor in-place op works on: its inputs come in `nload` roles of that many. 1 otherwise. */
-int wki_op_tensors(const wki_op *op, int nin, const wki_loop *loop);
-
 /* Which input the j-th store of an in-place op's program goes to. */
 int wki_store_role(const wki_op *op, int j);
 

@@ -30,8 +30,7 @@ static wki_tensor *view(wk_ctx *c, int op, wki_tensor *x, int nia, const int64_t
                   .nia = nia,
                   .in = &x,
                   .ia = ia,
-                  .out = &out,
-                  .caller = c->caller};
+                  .out = &out};
     wki_apply(c, &k);
     return out;
 }

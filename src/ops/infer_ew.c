@@ -122,25 +122,13 @@ bool wki_infer_copy(wk_ctx *c, const wki_call *k) {
            wki_fail(c, WK_DTYPE, "`x` is %s, a dtype of at most 32 bits is needed", wk_dtype_name(dtype));
 }
 
-/* What is written must not be an expanded view. */
-static bool writable(wk_ctx *c, const wki_tensor *t, const char *name) {
-    if (t->flags & WKI_F_PLAIN)
-        return true;
-    for (int i = 0; i < t->ndim; i++)
-        if (t->size[i] > 1 && t->stride[i] == 0)
-            return wki_fail(c, WK_INVALID,
-                            "`%s` is an expanded view: its elements share memory and cannot be written",
-                            name);
-    return true;
-}
-
 bool wki_infer_copy_into(wk_ctx *c, const wki_call *k) {
     const wki_tensor *dst = k->in[0], *src = k->in[1];
     char sd[128], ss[128];
     if (wk_dtype_bits((wk_dtype)dst->dtype) > 32)
         return wki_fail(c, WK_DTYPE, "`dst` is %s, at most 32 bits are supported",
                         wk_dtype_name((wk_dtype)dst->dtype));
-    if (!wki_need_dtype(c, src, "src", (wk_dtype)dst->dtype) || !writable(c, dst, "dst"))
+    if (!wki_need_dtype(c, src, "src", (wk_dtype)dst->dtype))
         return false;
     bool fits = src->ndim <= dst->ndim;
     for (int i = 1; fits && i <= src->ndim; i++)
@@ -175,13 +163,11 @@ bool wki_infer_multi(wk_ctx *c, const wki_call *k) {
         return true;
     for (int role = 0; role < op->roles; role++) {
         const char *name = op->in_names[role];
-        bool written = wki_role_written(op, role);
         for (int i = 0; i < n; i++) {
             const wki_tensor *t = k->in[role * n + i];
             if (!t)
                 return wki_fail(c, WK_INVALID, "tensor %d of `%s` is missing", i, name);
-            if (!wki_need_f32(c, t, name) || !wki_need_same_shape(c, k->in[i], op->in_names[0], t, name) ||
-                (written && !writable(c, t, name)))
+            if (!wki_need_f32(c, t, name) || !wki_need_same_shape(c, k->in[i], op->in_names[0], t, name))
                 return false;
         }
     }

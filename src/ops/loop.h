@@ -45,7 +45,7 @@ typedef struct wki_inst {
 
 typedef struct wki_loop {
     int16_t ninst, nload, nstore, narg; /* operands 0..nload-1 are read, nload..nload+nstore-1 written */
-    int8_t has_reduce, nrng;
+    int8_t nrng;
     int16_t
         straight; /* the same program as straight-line code, compiled with the library: its number there; 0: none */
     const wki_inst *inst;
@@ -83,6 +83,30 @@ typedef struct wki_loop_run {
     int32_t *fault;          /* CHECK: receives op id + 1 when a check failed */
     wki_operand opnd[WKI_LOOP_MAX_OPERANDS]; /* last: plans allocate only as many as the program has */
 } wki_loop_run;
+
+/* The values an instruction uses, not operands nor arguments; returns how many. */
+static inline int wki_loop_uses(const wki_inst *in, int16_t *v) {
+    static const int8_t arity[] = {
+#define P(E, name, arity, signature) arity,
+#include "ops/prims.def"
+    };
+    switch ((wki_loop_code)in->code) {
+    case WKI_L_PRIM:
+        v[0] = in->a;
+        v[1] = in->b;
+        v[2] = in->c;
+        return arity[in->sub];
+    case WKI_L_STORE:
+        v[0] = in->b;
+        return 1;
+    case WKI_L_REDUCE:
+    case WKI_L_CHECK:
+        v[0] = in->a;
+        return 1;
+    default:
+        return 0;
+    }
+}
 
 /* Bytes of a run with n operands. */
 static inline size_t wki_loop_run_bytes(int n) {

@@ -101,8 +101,7 @@ static void vjp(const wki_vjp_args *a) {
 int wk_register_op(wk_ctx *c, const wk_op_desc *given) {
     wk_op_desc desc, *d = &desc;
     wk_op_desc_init(d);
-    c->caller = __builtin_return_address(0);
-    c->cur_op = NULL;
+    wki_begin(c, __builtin_return_address(0));
     if (c->failed)
         return -1;
     if (!wki_take_struct(d, sizeof *d, given)) {
@@ -167,8 +166,7 @@ int wk_register_op(wk_ctx *c, const wk_op_desc *given) {
 
 void wk_user_op(wk_ctx *c, int id, wk_tensor *const *in, const double *attr, wk_tensor **out) {
     const void *caller = __builtin_return_address(0);
-    c->caller = caller;
-    c->cur_op = NULL;
+    wki_begin(c, caller);
     const wki_op *op = id >= 0 ? wki_op_by_id(c->rt, (uint32_t)(wki_op_count + id)) : NULL;
     if (!op) {
         wki_fail(c, WK_INVALID, "wk_user_op: no op with id %d", id);

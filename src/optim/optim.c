@@ -112,8 +112,7 @@ static wki_tensor *make_state(optim *o, int i) {
 
 /* `what` is a template; its parameters and state are made here. */
 static wk_optim *make(wk_ctx *c, optim what, wk_tensor *const *params, int n, const void *caller) {
-    c->caller = caller;
-    c->cur_op = NULL;
+    wki_begin(c, caller);
     if (c->failed)
         return wki_box_invalid(c);
     optim *o = n >= 0 && (params || !n) ? wki_malloc(sizeof *o) : NULL;
@@ -154,8 +153,7 @@ static bool fraction(wk_ctx *c, const char *name, double v) {
 wk_optim *wk_adamw(wk_ctx *c, wk_tensor *const *params, int n, const wk_adamw_options *given) {
     wk_adamw_options o;
     wk_adamw_options_init(&o);
-    c->caller = CALLER;
-    c->cur_op = NULL;
+    wki_begin(c, CALLER);
     if (!wki_take_struct(&o, sizeof o, given)) {
         wki_wrong_struct(c, "wk_adamw_options");
         return wki_box_invalid(c);
@@ -176,8 +174,7 @@ wk_optim *wk_adamw(wk_ctx *c, wk_tensor *const *params, int n, const wk_adamw_op
 wk_optim *wk_sgd(wk_ctx *c, wk_tensor *const *params, int n, const wk_sgd_options *given) {
     wk_sgd_options o;
     wk_sgd_options_init(&o);
-    c->caller = CALLER;
-    c->cur_op = NULL;
+    wki_begin(c, CALLER);
     if (!wki_take_struct(&o, sizeof o, given)) {
         wki_wrong_struct(c, "wk_sgd_options");
         return wki_box_invalid(c);
@@ -272,8 +269,7 @@ void wk_optim_step(wk_optim *h) {
     if (!o || o->c->failed)
         return;
     wk_ctx *c = o->c;
-    c->caller = CALLER;
-    c->cur_op = NULL;
+    wki_begin(c, CALLER);
     bool uniform, grad_mode = wk_grad_enable(c, false);
     wki_undo_mark before = wki_undo_begin(c);
     int first = count_step(o, &uniform);
@@ -296,8 +292,7 @@ void wk_optim_set_lr(wk_optim *h, double lr) {
     optim *o = get(h, CALLER);
     if (!o)
         return;
-    o->c->caller = CALLER;
-    o->c->cur_op = NULL;
+    wki_begin(o->c, CALLER);
     if (at_least_0(o->c, "lr", lr))
         o->lr = lr;
 }

@@ -266,18 +266,21 @@ static void compile_variant(compiler *s, const op *o, const loop_variant *v) {
         fail_at(v->stmt[0].line, "the loop of %s stores %d of %d outputs", o->name, s->nstore, want);
 }
 
+/* Is `a` a value, rather than the number of an operand or argument? `b` and `c` are values where they are there. */
+static bool uses_a(const inst *k) {
+    return is(k->code, "PRIM") || is(k->code, "REDUCE") || is(k->code, "CHECK");
+}
+
 /* Drops instructions that nothing uses (an input that a program only writes) and renumbers. */
 static void sweep(compiler *s) {
     bool live[MAX_INST] = {0};
     for (int i = s->n - 1; i >= 0; i--) {
         const inst *k = &s->in[i];
-        bool store = is(k->code, "STORE");
-        if (store || is(k->code, "CHECK"))
+        if (is(k->code, "STORE") || is(k->code, "CHECK"))
             live[i] = true;
         if (!live[i])
             continue;
-        bool value_a = is(k->code, "PRIM") || is(k->code, "REDUCE") || is(k->code, "CHECK");
-        if (value_a)
+        if (uses_a(k))
             live[k->a] = true;
         if (k->b >= 0)
             live[k->b] = true;
@@ -290,7 +293,7 @@ static void sweep(compiler *s) {
             continue;
         inst k = s->in[i];
         to[i] = n;
-        if (is(k.code, "PRIM") || is(k.code, "REDUCE") || is(k.code, "CHECK"))
+        if (uses_a(&k))
             k.a = to[k.a];
         if (k.b >= 0)
             k.b = to[k.b];
@@ -416,15 +419,11 @@ void loop_emit(FILE *f, const op *o) {
         narg += !is_structural(o->attr[i].kind);
     for (int i = 0; i < o->nin; i++)
         nstore += o->in[i].writes;
-    bool reduces[MAX_LOOPS];
     for (int v = 0; v < o->nloop; v++) {
         compile_variant(&s, o, &o->loop[v]);
         sweep(&s);
         n[v] = s.n;
         nrng[v] = s.nrng;
-        reduces[v] = false;
-        for (int i = 0; i < s.n; i++)
-            reduces[v] |= is(s.in[i].code, "REDUCE");
         fprintf(f, "static const wki_inst inst_%s_%d[] = {\n", o->name, v);
         for (int i = 0; i < s.n; i++)
             emit_inst(f, &s, &s.in[i]);
@@ -432,8 +431,8 @@ void loop_emit(FILE *f, const op *o) {
     }
     fprintf(f, "static const wki_loop loop_%s[] = {\n", o->name);
     for (int v = 0; v < o->nloop; v++)
-        fprintf(f, "    {%d, %d, %d, %d, %d, %d, %d, inst_%s_%d, false},\n", n[v], o->nin, nstore, narg,
-                reduces[v], nrng[v], straight_index(o, v), o->name, v);
+        fprintf(f, "    {%d, %d, %d, %d, %d, %d, inst_%s_%d, false},\n", n[v], o->nin, nstore, narg, nrng[v],
+                straight_index(o, v), o->name, v);
     fprintf(f, "};\n");
     if (o->nloop > 1 || o->loop[0].in_kind != '*' || o->loop[0].out_kind != '*') {
         fprintf(f, "static const wki_loop_guard guard_%s[] = {\n", o->name);

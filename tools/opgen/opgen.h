@@ -23,7 +23,22 @@ typedef struct text {
     int line;
 } text;
 
-typedef enum attr_kind { A_INT, A_BOOL, A_DTYPE, A_LIST, A_SHAPE, A_DIM, A_DIMS, A_PERM, A_VALUE } attr_kind;
+/* Types of attributes: X(NAME, what an argument of that type is in gradient text). */
+#define ATTR_KINDS(X)                                                                                        \
+    X(INT, NUMBER)                                                                                           \
+    X(BOOL, NUMBER)                                                                                          \
+    X(DTYPE, DTYPE)                                                                                          \
+    X(LIST, LIST)                                                                                            \
+    X(SHAPE, LIST)                                                                                           \
+    X(DIM, NUMBER)                                                                                           \
+    X(DIMS, LIST)                                                                                            \
+    X(PERM, LIST)                                                                                            \
+    X(VALUE, NUMBER)
+typedef enum attr_kind {
+#define KIND(name, value) A_##name,
+    ATTR_KINDS(KIND)
+#undef KIND
+} attr_kind;
 
 typedef struct attr {
     const char *name;
@@ -85,6 +100,7 @@ int out_find(const op *o, const char *name);
 int attr_find(const op *o, const char *name);
 bool has_flag(const op *o, const char *flag);
 bool is_structural(attr_kind k);
+bool is_list(attr_kind k); /* in words: a count, then so many items */
 
 /* ---- expressions ---- */
 typedef enum ekind { E_NUM, E_NAME, E_CALL, E_BIN, E_NEG, E_LIST } ekind;

@@ -65,14 +65,17 @@ bool has_flag(const op *o, const char *flag) {
 
 bool is_structural(attr_kind k) { return k != A_VALUE; }
 
+bool is_list(attr_kind k) { return k == A_LIST || k == A_SHAPE || k == A_DIMS || k == A_PERM; }
+
 static attr_kind attr_kind_of(const char *s, int line) {
-    static const char *const names[] = {"INT", "BOOL", "DTYPE", "LIST", "SHAPE",
-                                        "DIM", "DIMS", "PERM",  "VALUE"};
-    for (int i = 0; s && i < 9; i++)
-        if (is(s, names[i]))
-            return (attr_kind)i;
-    fail_at(line, "attribute type '%s': one of INT BOOL DTYPE LIST SHAPE DIM DIMS PERM VALUE expected",
-            s ? s : "");
+#define KIND(name, value)                                                                                    \
+    if (s && is(s, #name))                                                                                   \
+        return A_##name;
+    ATTR_KINDS(KIND)
+#undef KIND
+#define KIND(name, value) " " #name
+    fail_at(line, "attribute type '%s': one of" ATTR_KINDS(KIND) " expected", s ? s : "");
+#undef KIND
 }
 
 static void read_inputs(op *o, const char *p, int line) {
@@ -231,8 +234,7 @@ static void read_key(op *o, const char *key, const char *p, int line) {
     } else if (is(key, "hidden")) {
         read_attr(o, p, line, true);
     } else if (is(key, "flags")) {
-        static const char *const known[] = {"VIEW",    "NONDET",   "BROADCAST",
-                                            "PROMOTE", "COMMUTES", "KEEP_META"};
+        static const char *const known[] = {"VIEW", "NONDET", "BROADCAST", "PROMOTE", "KEEP_META"};
         for (const char *w; (w = word(&p));) {
             bool ok = false;
             for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -291,10 +293,13 @@ static void read_key(op *o, const char *key, const char *p, int line) {
 }
 
 static void check_row(op *o) {
-    static const char *const classes[] = {"EW",  "ROW",    "MOVE",   "CONTRACT", "INDEX",
-                                          "RNG", "CREATE", "OPAQUE", "COMPOSITE"};
+    static const char *const classes[] = {
+#define C(name) #name,
+#include "core/class.def"
+#undef C
+    };
     bool known = false;
-    for (int i = 0; i < 9; i++)
+    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
         known |= o->klass && is(o->klass, classes[i]);
     if (!known)
         fail_at(o->line, "op %s: class '%s' is not known", o->name, o->klass ? o->klass : "");

@@ -27,7 +27,7 @@ static const char *word_offset(const op *o, int attr_) {
         attr_kind k = o->attr[i].kind;
         if (k == A_VALUE)
             continue;
-        if (k == A_LIST || k == A_SHAPE || k == A_DIMS || k == A_PERM)
+        if (is_list(k))
             at = format("%s + 1 + (int)n->ia[%s]", at, at);
         else
             at = format("%s + 1", at);
@@ -121,8 +121,11 @@ static value call(gen *s, const expr *e) {
         text_ = format("%s, %s", text_, v.c);
     }
     for (int i = 0; i < o->nattr; i++) {
-        static const vkind kinds[] = {V_NUMBER, V_NUMBER, V_DTYPE, V_LIST,  V_LIST,
-                                      V_NUMBER, V_LIST,   V_LIST,  V_NUMBER};
+        static const vkind kinds[] = {
+#define KIND(name, value) V_##value,
+            ATTR_KINDS(KIND)
+#undef KIND
+        };
         if (o->attr[i].hidden)
             continue;
         v = compile(s, e->arg[at++]);

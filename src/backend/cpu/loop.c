@@ -19,12 +19,6 @@ enum {
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-static const uint8_t dtype_bytes[] = {
-#define D(name, text, bits, kind, rank) [WK_##name] = (bits) / 8,
-#include <wick/dtype.def>
-#undef D
-};
-
 /* ---- registers ----------------------------------------------------------------------------------------------------- */
 
 enum { WIDENED = WKI_LOOP_MAX_INST };
@@ -281,7 +275,7 @@ static void use_view(wki_loop_plan *p, uint64_t *seen, int v) {
 static bool overlap(const wki_loop_plan *p, int v, int w) {
     const wki_operand *a = &p->r->opnd[v], *b = &p->r->opnd[w];
     const char *x = a->data, *y = b->data;
-    return x < y + p->end[w] * dtype_bytes[b->dtype] && y < x + p->end[v] * dtype_bytes[a->dtype];
+    return x < y + p->end[w] * wki_dtype_bytes[b->dtype] && y < x + p->end[v] * wki_dtype_bytes[a->dtype];
 }
 
 /* Marks loads that read where a store may write, and returns whether there are any. */

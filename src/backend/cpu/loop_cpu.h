@@ -89,30 +89,6 @@ typedef struct wki_loop_plan {
 
 static inline int64_t wki_loop_up16(int64_t n) { return (n + 15) & ~(int64_t)15; }
 
-/* The values an instruction uses; returns how many. */
-static inline int wki_loop_uses(const wki_inst *in, int16_t *v) {
-    static const int8_t arity[] = {
-#define P(E, name, arity, signature) arity,
-#include "ops/prims.def"
-    };
-    switch ((wki_loop_code)in->code) {
-    case WKI_L_PRIM:
-        v[0] = in->a;
-        v[1] = in->b;
-        v[2] = in->c;
-        return arity[in->sub];
-    case WKI_L_STORE:
-        v[0] = in->b;
-        return 1;
-    case WKI_L_REDUCE:
-    case WKI_L_CHECK:
-        v[0] = in->a;
-        return 1;
-    default:
-        return 0;
-    }
-}
-
 /* STORE and CHECK: instructions that do something and have no value. */
 static inline bool wki_loop_acts(const wki_inst *in) {
     return in->code == WKI_L_STORE || in->code == WKI_L_CHECK;
