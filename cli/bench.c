@@ -96,9 +96,8 @@ void bench_figure(bench_run *r, const char *name, double value, const char *unit
     if (r->json)
         cli_json(json_pack("{s:s, s:s, s:f, s:s, s:s, s:o, s:o, s:i, s:s, s:s}", "bench", r->b->name, "case",
                            name, "value", value, "unit", unit, "peer", peer, "peer_value",
-                           known ? json_real(peer_value) : json_null(), "ratio",
-                           known ? json_real(ratio) : json_null(), "threads", r->threads, "isa", r->isa,
-                           "device", device));
+                           cli_number(peer_value), "ratio", cli_number(ratio), "threads", r->threads, "isa",
+                           r->isa, "device", device));
     else if (known)
         printf("%-20s %12.4g %-11s %6.1f x (%s: %.4g)\n", name, value, unit, ratio, peer, peer_value);
     else
@@ -333,7 +332,9 @@ static json_t *load_bounds(const char *path) {
     const char *key;
     json_t *bound, *bounds = json_load_file(path, JSON_REJECT_DUPLICATES, &e);
     bool ok = json_is_object(bounds);
-    if (!bounds)
+    if (!bounds && e.line < 0) /* it was not opened, and the text names it */
+        cli_fail("%s", e.text);
+    else if (!bounds)
         cli_fail("%s:%d: %s", path, e.line, e.text);
     else if (!ok)
         cli_fail("%s: not a JSON object", path);

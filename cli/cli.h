@@ -24,3 +24,5 @@ int cli_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Prints a JSON object (of jansson) on one line of stdout and releases it; NULL is out of memory. */
 struct json_t;
 bool cli_json(struct json_t *object);
+/* A number for one; null where it is NaN or infinite, which JSON cannot say. */
+struct json_t *cli_number(double v);

@@ -14,13 +14,16 @@ static bool refuse(char *why, size_t n, const char *path, const char *reason) {
     return false;
 }
 
-/* Why the last read of f came short. */
-static const char *reason_of(gzFile f) {
+/* Why the last read of f came short. zlib puts the path before its texts. */
+static const char *reason_of(gzFile f, const char *path) {
     int code;
     const char *text = gzerror(f, &code);
     if (code == Z_ERRNO)
         return strerror(errno);
-    return code == Z_OK || code == Z_BUF_ERROR ? "the file ends too early" : text;
+    if (code == Z_OK || code == Z_BUF_ERROR)
+        return "the file ends too early";
+    size_t n = strlen(path);
+    return !strncmp(text, path, n) && !strncmp(text + n, ": ", 2) ? text + n + 2 : text;
 }
 
 static bool read_bytes(gzFile f, void *dst, size_t bytes) {
@@ -39,11 +42,11 @@ static bool read_bytes(gzFile f, void *dst, size_t bytes) {
 static bool read_file(gzFile f, const char *path, int ndim, idx *out, char *why, size_t n) {
     uint8_t head[4 + 4 * MAX_DIMS];
     if (!read_bytes(f, head, 4))
-        return refuse(why, n, path, reason_of(f));
+        return refuse(why, n, path, reason_of(f, path));
     if (head[0] || head[1] || head[2] != TYPE_U8 || head[3] != ndim)
         return refuse(why, n, path, "not an IDX file of bytes with the expected number of dimensions");
     if (!read_bytes(f, head + 4, 4 * (size_t)ndim))
-        return refuse(why, n, path, reason_of(f));
+        return refuse(why, n, path, reason_of(f, path));
     int64_t bytes = 1;
     out->ndim = ndim;
     for (int i = 0; i < ndim; i++) {
@@ -57,10 +60,10 @@ static bool read_file(gzFile f, const char *path, int ndim, idx *out, char *why,
         return refuse(why, n, path, "out of memory");
     uint8_t extra;
     if (!read_bytes(f, out->data, (size_t)bytes))
-        return refuse(why, n, path, reason_of(f));
+        return refuse(why, n, path, reason_of(f, path));
     int more = gzread(f, &extra, 1); /* also where a wrong checksum is noticed */
     return more == 0 ||
-           refuse(why, n, path, more < 0 ? reason_of(f) : "the file is longer than its header says");
+           refuse(why, n, path, more < 0 ? reason_of(f, path) : "the file is longer than its header says");
 }
 
 bool idx_read(const char *path, int ndim, idx *out, char *why, size_t n) {

@@ -66,6 +66,8 @@ int cli_choice(struct argp_state *s, const char *option, const char *text, const
     return 0;
 }
 
+json_t *cli_number(double v) { return isfinite(v) ? json_real(v) : json_null(); }
+
 bool cli_json(json_t *object) {
     if (!object) {
         cli_fail("out of memory");

@@ -256,8 +256,8 @@ static void report_epoch(const job *j, const progress *p, int epoch, double test
     double seconds = progress_now() - p->epoch_started;
     double loss = j->loss_sum / (double)j->loss_count, rate = (double)j->ntrain / seconds;
     if (j->o->json)
-        cli_json(json_pack("{s:i, s:f, s:f, s:f, s:f}", "epoch", epoch + 1, "loss", loss, "test_accuracy",
-                           test, "seconds", seconds, "images_per_second", rate));
+        cli_json(json_pack("{s:i, s:o, s:f, s:f, s:f}", "epoch", epoch + 1, "loss", cli_number(loss),
+                           "test_accuracy", test, "seconds", seconds, "images_per_second", rate));
     else
         printf("epoch %d/%d: loss %.4f, test accuracy %.4f, %.1f s, %.0f images/s\n", epoch + 1, j->o->epochs,
                loss, test, seconds, rate);

@@ -1,6 +1,6 @@
 /* Trains a small convolutional network on Fashion-MNIST (Debian package dataset-fashion-mnist) and prints its accuracy.
  *
- *     cc mnist_cnn.c -lwick -lm && ./a.out [epochs]
+ * The build makes it: build/examples/mnist_cnn [epochs]. README.md says how a program elsewhere is compiled.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -80,6 +80,13 @@ trains_in_every_way() {
         status 0 train "$dir/data" --json && grep -q '"test_accuracy":' "$dir/out" && ! grep -v '^{.*}$' "$dir/out"
 }
 
+# A loss that JSON cannot say.
+diverges() {
+    rm -rf "$dir/wild" && cp -r "$dir/data" "$dir/wild" || return 1
+    { printf '\0\0\10\1\0\0\0\50'; printf '\0\1\2\3\4\5\6\7%.0s' 1 2 3 4 5; } | gzip >"$dir/wild/train-labels-idx1-ubyte.gz"
+    status 0 train "$dir/wild" --lr 1000 --epochs 30 --json && [ ! -s "$dir/err" ] && grep -q '"loss":null,' "$dir/out"
+}
+
 plain_files() {
     mkdir -p "$dir/plain" && cp "$dir"/data/*.gz "$dir/plain" && gunzip "$dir"/plain/*.gz && status 0 train "$dir/plain"
 }
@@ -98,6 +105,8 @@ bad_data() {
         damage images-idx3-ubyte.gz "ends too early" 'truncate -s -20 $file' &&
         damage images-idx3-ubyte.gz "ends too early" 'truncate -s 0 $file' &&
         damage images-idx3-ubyte.gz "train-images" 'printf XXXX | dd of=$file bs=1 seek=60 conv=notrunc status=none' &&
+        damage images-idx3-ubyte.gz "wick: $dir/bad/train-images-idx3-ubyte.gz: incorrect data check" \
+            'printf XXXX | dd of=$file bs=1 seek=$(($(stat -c %s $file) - 8)) conv=notrunc status=none' &&
         damage images-idx3-ubyte.gz "train-images" 'rm $file; mkdir $file' &&
         damage images-idx3-ubyte.gz "not an IDX file" 'head -c 4000 /dev/zero | gzip >$file' &&
         damage images-idx3-ubyte.gz "cannot be right" \
@@ -160,7 +169,7 @@ benches() {
         fails_with 1 "no case 'train.nothing'" "$wick" bench overhead.scope --check "$dir/elsewhere" &&
         fails_with 1 "does not run on 'cuda'" "$wick" bench overhead.scope --check "$dir/place" &&
         fails_with 1 "broken:" "$wick" bench overhead.scope --check "$dir/broken" &&
-        fails_with 1 "nowhere" "$wick" bench overhead.scope --check "$dir/nowhere"
+        fails_with 1 "wick: unable to open $dir/nowhere:" "$wick" bench overhead.scope --check "$dir/nowhere"
 }
 
 # A ratio counts against the peer of the same session alone; an absent peer is named, and is no pass.
@@ -220,6 +229,7 @@ check cli.versions versions
 check cli.usage_errors usage_errors
 check cli.trains trains
 check cli.trains_in_every_way trains_in_every_way
+check cli.diverges diverges
 check cli.plain_files plain_files
 check cli.bad_data bad_data
 check cli.every_length every_length
