@@ -337,6 +337,7 @@ static void put_split_row(emitter *e) {
     LINE("}");
     LINE("}");
     if (wki_cu_needed(e, 2, need)) {
+        LINE("__syncthreads();"); /* other warps read what is written now */
         LINE("{");
         LINE("const %s end = n / %d < until ? n : until * %d;", e->U, part, part);
         put_store_pass(e, 2, need, wki_cu_named("begin * %d + threadIdx.x", part).s, "blockDim.x", "end");
