@@ -47,9 +47,12 @@ static __device__ __forceinline__ wkk_i64 wkk_view_offset(const wkk_view &v, wkk
     return wkk_offset((int)v.nd, v.size, v.stride, i);
 }
 
-/* The op whose number this is gets reported, or that of another fault. The fault word is in the host's memory; the stop word
+/* The op whose number this is gets reported, unless another fault came first. The fault word is in the host's memory; the stop word
    is the device's own note of it. */
 static __device__ __forceinline__ void wkk_fault(const wkk_u64 *args, wkk_i64 op) {
+    volatile int *stop = (volatile int *)args[WKK_STOP_WORD];
+    if (*stop)
+        return;
+    *stop = 1;
     *(volatile int *)args[WKK_FAULT_WORD] = (int)op + 1;
-    *(volatile int *)args[WKK_STOP_WORD] = 1;
 }

@@ -23,11 +23,14 @@ WK_FN void wkl_begin(void) {
 
 WK_FN WK_U64 wkl_at(const WK_U64 *args, WK_U64 base, int slot) { return slot < 0 ? base : args[slot] + base; }
 WK_FN float wkl_arg(const WK_U64 *args, int slot) { return (float)__longlong_as_double((WK_I64)args[slot]); }
-/* Of several faults any is reported. The fault word may be in the host's memory, so it is not read; the argument behind
-   its address is that of the stop word, which is. */
+/* The first kernel to find a fault reports it; of several at once any. The fault word may be in the host's memory, so it is
+   not read; the argument behind its address is that of the stop word, which is. */
 WK_FN void wkl_fault(const WK_U64 *args, int slot, int code) {
+    volatile int *stop = WKL_POINTER(volatile int, args[slot + 1]);
+    if (*stop)
+        return;
+    *stop = 1;
     *WKL_POINTER(volatile int, args[slot]) = code;
-    *WKL_POINTER(volatile int, args[slot + 1]) = 1;
 }
 WK_FN int wkl_stopped(const WK_U64 *args, int slot) { return *WKL_POINTER(const int, args[slot + 1]) != 0; }
 WK_FN int wkl_aligned(const void *p, unsigned bytes) { return ((WK_U64)p & (bytes - 1)) == 0; }
