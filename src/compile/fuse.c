@@ -165,61 +165,60 @@ static int group_of(const fuser *f, int node) {
     return node < f->lo || node >= f->hi ? -1 : f->group[node - f->lo];
 }
 
+/* The dependences of the node at hand get one more. */
+static bool depend(fuser *f, int *cap, int end, int on) {
+    if (end == *cap) {
+        int *p = wki_realloc(f->dep, 2 * (size_t)*cap * sizeof *p);
+        if (!p)
+            return false;
+        f->dep = p;
+        *cap *= 2;
+    }
+    f->dep[end] = on;
+    return true;
+}
+
 /* Direct dependences: read after write, write after read, write after write, per buffer root. */
 static bool dependences(wk_ctx *c, fuser *f) {
     const wki_graph *g = f->g;
-    int nref = g->nref, cap = 4 * nref + 16, nd = 0, n_all = g->nnode;
+    int cap = 4 * g->nref + 16, nd = 0, nr = 0;
+    struct {
+        int node, next;
+    } *reader = wki_malloc(((size_t)g->nref + 1) * sizeof *reader); /* since the last write: lists, by root */
     int *last_write = wki_malloc(((size_t)g->nbuf + 1) * sizeof *last_write);
-    int *readers = wki_malloc(((size_t)nref + 1) * 2 * sizeof *readers); /* linked lists: node, next */
-    int *head = wki_malloc(((size_t)g->nbuf + 1) * sizeof *head), nr = 0;
+    int *head = wki_malloc(((size_t)g->nbuf + 1) * sizeof *head);
     f->dep = wki_malloc((size_t)cap * sizeof *f->dep);
-    f->dep0 = wki_malloc(((size_t)n_all + 1) * sizeof *f->dep0);
-    bool ok = last_write && readers && head && f->dep && f->dep0;
+    f->dep0 = wki_malloc(((size_t)g->nnode + 1) * sizeof *f->dep0);
+    bool ok = reader && last_write && head && f->dep && f->dep0;
     for (int b = 0; ok && b < g->nbuf; b++)
         last_write[b] = head[b] = -1;
-    for (int i = 0; ok && i < n_all; i++) {
+    for (int i = 0; ok && i < g->nnode; i++) {
         const wki_gnode *n = &g->node[i];
         f->dep0[i] = nd;
-        if (n->dead)
-            continue;
-        for (int j = 0; j < n->nin + n->nout && ok; j++) {
+        for (int j = 0; ok && !n->dead && j < n->nin + n->nout; j++) {
             int b = g->ref[n->ref0 + j].buf;
             if (b < 0)
                 continue;
             b = g->buf[b].root;
-            bool writes = j >= n->nin || wki_node_writes(n, j);
-            int need = nd + 1;
-            if (writes)
-                for (int r = head[b]; r >= 0; r = readers[2 * r + 1])
-                    need++;
-            if (need >= cap) {
-                cap = need * 2;
-                int *p = wki_realloc(f->dep, (size_t)cap * sizeof *p);
-                if (!p) {
-                    ok = false;
-                    break;
-                }
-                f->dep = p;
-            }
             if (last_write[b] >= 0 && last_write[b] != i)
-                f->dep[nd++] = last_write[b];
-            if (writes) {
-                for (int r = head[b]; r >= 0; r = readers[2 * r + 1])
-                    if (readers[2 * r] != i)
-                        f->dep[nd++] = readers[2 * r];
-                head[b] = -1;
-                last_write[b] = i;
-            } else {
-                readers[2 * nr] = i;
-                readers[2 * nr + 1] = head[b];
+                ok = depend(f, &cap, nd++, last_write[b]);
+            if (j < n->nin && !wki_node_writes(n, j)) {
+                reader[nr].node = i;
+                reader[nr].next = head[b];
                 head[b] = nr++;
+                continue;
             }
+            for (int r = head[b]; ok && r >= 0; r = reader[r].next)
+                if (reader[r].node != i)
+                    ok = depend(f, &cap, nd++, reader[r].node);
+            head[b] = -1;
+            last_write[b] = i;
         }
     }
     if (ok)
-        f->dep0[n_all] = nd;
+        f->dep0[g->nnode] = nd;
+    wki_free(reader);
     wki_free(last_write);
-    wki_free(readers);
     wki_free(head);
     return ok || wki_fail(c, WK_NOMEM, "no host memory for the fusion pass");
 }

@@ -83,72 +83,88 @@ static const uint64_t *decode_ref(const uint64_t *p, wki_gref *f, wki_graph *g, 
     return p;
 }
 
+/* Where decoding is. */
+typedef struct cursor {
+    const uint64_t *key;
+    const int64_t *meta;
+    uint32_t nbuf; /* numbered so far */
+    int32_t nval;
+    wki_gref *whole; /* per buffer */
+} cursor;
+
+static void decode_output(cursor *at, wki_graph *g, const wki_recorder *r) {
+    wki_gref *f = &g->ref[g->nref++];
+    f->buf = (int32_t)at->nbuf++;
+    f->dtype = (uint8_t)(*at->meta >> 8);
+    f->ndim = (uint8_t)(*at->meta++ & 255);
+    for (int d = 0; d < f->ndim; d++)
+        f->size[d] = *at->meta++;
+    contiguous(f);
+    at->whole[f->buf] = *f;
+    g->buf[f->buf] = (wki_gbuf){.dtype = f->dtype,
+                                .root = f->buf,
+                                .live = r->buf[f->buf].st != NULL,
+                                .bytes = f->numel * (int64_t)wki_dtype_size((wk_dtype)f->dtype)};
+}
+
+static void decode_node(cursor *at, wki_graph *g, const wki_recorder *r, wk_runtime *rt) {
+    wki_gnode *n = &g->node[g->nnode++];
+    uint64_t h = *at->key++;
+    *n = (wki_gnode){.op = wki_op_by_id(rt, (uint32_t)(h & 0xffff)),
+                     .nin = (uint16_t)(h >> 16),
+                     .nout = (uint8_t)(h >> 32),
+                     .nia = (uint16_t)(h >> 40),
+                     .nva = (uint8_t)(h >> 56),
+                     .ref0 = g->nref,
+                     .va0 = at->nval,
+                     .rng = -1};
+    at->nval += n->nva;
+    for (int i = 0; i < n->nin; i++) {
+        wki_gref *f = &g->ref[g->nref++];
+        at->key = decode_ref(at->key, f, g, at->whole);
+        if (f->buf >= (int32_t)at->nbuf)
+            at->nbuf = (uint32_t)f->buf + 1;
+    }
+    n->ia = (const int64_t *)at->key;
+    at->key += n->nia;
+    if (n->op->flags & WKI_OP_RNG)
+        n->rng = (int32_t)*at->key++;
+    for (int i = 0; i < n->nout; i++)
+        decode_output(at, g, r);
+    for (int i = 0; i < n->nin; i++) {
+        int b = g->ref[n->ref0 + i].buf;
+        if (b >= 0 && wki_node_writes(n, i))
+            g->buf[g->buf[b].root].written = 1;
+    }
+}
+
 wki_graph *wki_graph_decode(wk_ctx *c, const wki_recorder *r) {
     wki_graph *g = wki_calloc(1, sizeof *g);
     wki_gref *whole = wki_calloc(r->nbuf + 1, sizeof *whole);
-    if (!g || !whole)
-        goto nomem;
-    g->dev = (wk_device)r->dev;
-    g->node = wki_calloc(r->nops + 1, sizeof *g->node);
-    g->ref = wki_calloc(r->nref + 1, sizeof *g->ref);
-    g->buf = wki_calloc(r->nbuf + 1, sizeof *g->buf);
-    g->key = wki_malloc(r->nkey * sizeof *g->key);
-    if (!g->node || !g->ref || !g->buf || !g->key)
-        goto nomem;
-    g->nkey = r->nkey;
-    g->nval = (int)r->nval;
-    memcpy(g->key, r->key, r->nkey * sizeof *g->key);
-    const uint64_t *p = g->key;
-    const int64_t *m = r->meta;
-    uint32_t nb = 0, va = 0;
-    for (uint32_t o = 0; o < r->nops; o++) {
-        wki_gnode *n = &g->node[g->nnode++];
-        uint64_t h = *p++;
-        n->op = wki_op_by_id(c->rt, (uint32_t)(h & 0xffff));
-        n->nin = (uint16_t)(h >> 16);
-        n->nout = (uint8_t)(h >> 32);
-        n->nia = (uint16_t)(h >> 40);
-        n->nva = (uint8_t)(h >> 56);
-        n->ref0 = g->nref;
-        n->va0 = (int32_t)va;
-        n->rng = -1;
-        va += n->nva;
-        for (int i = 0; i < n->nin; i++) {
-            wki_gref *f = &g->ref[g->nref++];
-            p = decode_ref(p, f, g, whole);
-            if (f->buf >= (int32_t)nb)
-                nb = (uint32_t)f->buf + 1;
-        }
-        n->ia = (const int64_t *)p;
-        p += n->nia;
-        if (n->op->flags & WKI_OP_RNG)
-            n->rng = (int32_t)*p++;
-        for (int i = 0; i < n->nout; i++) {
-            wki_gref *f = &g->ref[g->nref++];
-            f->buf = (int32_t)nb++;
-            f->dtype = (uint8_t)(*m >> 8);
-            f->ndim = (uint8_t)(*m++ & 255);
-            for (int d = 0; d < f->ndim; d++)
-                f->size[d] = *m++;
-            contiguous(f);
-            whole[f->buf] = *f;
-            g->buf[f->buf] = (wki_gbuf){.dtype = f->dtype,
-                                        .root = f->buf,
-                                        .live = r->buf[f->buf].st != NULL,
-                                        .bytes = f->numel * (int64_t)wki_dtype_size((wk_dtype)f->dtype)};
-        }
-        for (int i = 0; i < n->nin; i++)
-            if (g->ref[n->ref0 + i].buf >= 0 && wki_node_writes(n, i))
-                g->buf[g->buf[g->ref[n->ref0 + i].buf].root].written = 1;
+    bool ok = g && whole;
+    if (ok) {
+        g->dev = (wk_device)r->dev;
+        g->node = wki_calloc(r->nops + 1, sizeof *g->node);
+        g->ref = wki_calloc(r->nref + 1, sizeof *g->ref);
+        g->buf = wki_calloc(r->nbuf + 1, sizeof *g->buf);
+        g->key = wki_malloc(r->nkey * sizeof *g->key);
+        g->nkey = r->nkey;
+        g->nval = (int)r->nval;
+        ok = g->node && g->ref && g->buf && g->key;
     }
-    g->nbuf = (int)nb;
+    if (ok) {
+        memcpy(g->key, r->key, r->nkey * sizeof *g->key);
+        cursor at = {.key = g->key, .meta = r->meta, .whole = whole};
+        for (uint32_t i = 0; i < r->nops; i++)
+            decode_node(&at, g, r, c->rt);
+        g->nbuf = (int)at.nbuf;
+    } else {
+        wki_graph_free(g);
+        g = NULL;
+        wki_fail(c, WK_NOMEM, "no host memory to decode a recording of %u ops", r->nops);
+    }
     wki_free(whole);
     return g;
-nomem:
-    wki_free(whole);
-    wki_graph_free(g);
-    wki_fail(c, WK_NOMEM, "no host memory to decode a recording of %u ops", r->nops);
-    return NULL;
 }
 
 void wki_graph_unwrite(wk_ctx *c, const wki_recorder *r, uint32_t first) {

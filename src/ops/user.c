@@ -98,70 +98,81 @@ static void vjp(const wki_vjp_args *a) {
     }
 }
 
+static bool desc_ok(const wk_op_desc *d) {
+    return d->name && d->name[0] && strlen(d->name) < sizeof((user_op *)0)->name && d->infer && d->nin >= 1 &&
+           d->nin <= MAX_USER && d->nout >= 1 && d->nout <= MAX_USER && d->nattr >= 0 && d->nattr <= 255;
+}
+
+static bool name_taken(const wk_runtime *rt, const char *name) {
+    for (int i = 0; i < wki_op_count; i++)
+        if (!strcmp(wki_ops[i].name, name))
+            return true;
+    for (int i = 0; i < rt->nuser_ops; i++)
+        if (!strcmp(rt->user_ops[i]->name, name))
+            return true;
+    return false;
+}
+
+/* Gives the op its id and appends it to the runtime's; false after wki_fail. The caller holds the lock. */
+static bool append(wk_ctx *c, user_op *u) {
+    wk_runtime *rt = c->rt;
+    if (name_taken(rt, u->name))
+        return wki_fail(c, WK_INVALID, "wk_register_op: an op named `%s` exists", u->name);
+    wki_op **p = rt->nuser_ops < 0xffff - wki_op_count
+                     ? wki_realloc(rt->user_ops, ((size_t)rt->nuser_ops + 1) * sizeof *p)
+                     : NULL;
+    if (!p)
+        return wki_fail(c, WK_NOMEM, "no host memory for a user op");
+    rt->user_ops = p;
+    u->op.id = (uint16_t)(wki_op_count + rt->nuser_ops);
+    p[rt->nuser_ops++] = &u->op;
+    return true;
+}
+
 int wk_register_op(wk_ctx *c, const wk_op_desc *given) {
-    wk_op_desc desc, *d = &desc;
-    wk_op_desc_init(d);
+    wk_op_desc d;
+    wk_op_desc_init(&d);
     wki_begin(c, __builtin_return_address(0));
     if (c->failed)
         return -1;
-    if (!wki_take_struct(d, sizeof *d, given)) {
+    if (!wki_take_struct(&d, sizeof d, given)) {
         wki_wrong_struct(c, "wk_op_desc");
         return -1;
     }
-    if (!d->name || !d->name[0] || strlen(d->name) >= sizeof((user_op *)0)->name || !d->infer || d->nin < 1 ||
-        d->nin > MAX_USER || d->nout < 1 || d->nout > MAX_USER || d->nattr < 0 || d->nattr > 255) {
+    if (!desc_ok(&d)) {
         wki_fail(c, WK_INVALID,
                  "wk_register_op: a name of 1 to 63 characters, an infer function, 1 to 8 inputs and outputs "
                  "are needed");
         return -1;
     }
-    wk_runtime *rt = c->rt;
     user_op *u = wki_calloc(1, sizeof *u);
     if (!u) {
         wki_fail(c, WK_NOMEM, "no host memory for a user op");
         return -1;
     }
-    memcpy(u->name, d->name, strlen(d->name) + 1);
-    u->d = *d;
+    memcpy(u->name, d.name, strlen(d.name) + 1);
+    u->d = d;
     u->d.name = u->name;
-    uint32_t all_in = (1u << d->nin) - 1, all_out = (1u << d->nout) - 1;
+    uint32_t all_in = (1u << d.nin) - 1, all_out = (1u << d.nout) - 1;
     u->op = (wki_op){.name = u->name,
                      .doc = "user op",
                      .klass = WKI_OPAQUE,
                      .flags = WKI_OP_USER,
-                     .nin = (int8_t)d->nin,
-                     .nout = (int8_t)d->nout,
-                     .save_in = d->vjp ? all_in : 0,
-                     .save_out = d->vjp ? all_out : 0,
+                     .nin = (int8_t)d.nin,
+                     .nout = (int8_t)d.nout,
+                     .save_in = d.vjp ? all_in : 0,
+                     .save_out = d.vjp ? all_out : 0,
                      .diff = all_in, /* without a vjp, backward says that there is no gradient */
                      .infer = infer,
-                     .vjp = d->vjp ? vjp : NULL,
+                     .vjp = d.vjp ? vjp : NULL,
                      .user = &u->d};
-    wki_runtime_lock(rt);
-    int id = -1;
-    bool taken = false;
-    for (int i = 0; i < wki_op_count; i++)
-        taken |= !strcmp(wki_ops[i].name, u->name);
-    for (int i = 0; i < rt->nuser_ops; i++)
-        taken |= !strcmp(rt->user_ops[i]->name, u->name);
-    if (!taken && rt->nuser_ops < 0xffff - wki_op_count) {
-        wki_op **p = wki_realloc(rt->user_ops, ((size_t)rt->nuser_ops + 1) * sizeof *p);
-        if (p) {
-            rt->user_ops = p;
-            id = rt->nuser_ops;
-            u->op.id = (uint16_t)(wki_op_count + id);
-            p[rt->nuser_ops++] = &u->op;
-        }
-    }
-    wki_runtime_unlock(rt);
-    if (id < 0) {
-        if (taken)
-            wki_fail(c, WK_INVALID, "wk_register_op: an op named `%s` exists", u->name);
-        else
-            wki_fail(c, WK_NOMEM, "no host memory for a user op");
-        wki_free(u);
-    }
-    return id;
+    wki_runtime_lock(c->rt);
+    bool ok = append(c, u);
+    wki_runtime_unlock(c->rt);
+    if (ok)
+        return (int)u->op.id - wki_op_count;
+    wki_free(u);
+    return -1;
 }
 
 void wk_user_op(wk_ctx *c, int id, wk_tensor *const *in, const double *attr, wk_tensor **out) {

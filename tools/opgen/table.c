@@ -203,13 +203,84 @@ static unsigned mask_of(const op *o, const char *p, int line, bool outputs) {
     return m;
 }
 
+static void read_doc(op *o, const char *p, int line) {
+    if (o->ndoc == MAX_LINES)
+        fail_at(line, "more than %d doc lines", MAX_LINES);
+    o->doc[o->ndoc++] = (text){p, line};
+}
+
+static void read_writes(op *o, const char *p, int line) {
+    unsigned m = mask_of(o, p, line, false);
+    for (int i = 0; i < o->nin; i++)
+        o->in[i].writes = m >> i & 1;
+    o->nout = 0;
+}
+
+static void read_outputs(op *o, const char *p, int line) {
+    o->nout = 0;
+    for (const char *w; (w = word(&p));) {
+        if (o->nout == MAX_OUT)
+            fail_at(line, "more than %d outputs", MAX_OUT);
+        o->out[o->nout++] = identifier(w, line);
+    }
+}
+
+static void read_flags(op *o, const char *p, int line) {
+    static const char *const known[] = {"VIEW", "NONDET", "BROADCAST", "PROMOTE", "KEEP_META"};
+    for (const char *w; (w = word(&p));) {
+        bool ok = false;
+        for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+            ok |= is(w, known[i]);
+        if (!ok || o->nflag == 16)
+            fail_at(line, "flag '%s' is not known", w);
+        o->flag[o->nflag++] = w;
+    }
+}
+
+static void read_reduce(op *o, const char *p, int line) {
+    o->red = word(&p);
+    if (!o->red || (!is(o->red, "LAST") && !is(o->red, "DIM") && !is(o->red, "DIMS")))
+        fail_at(line, "reduce: LAST, DIM or DIMS expected");
+}
+
+/* INPUT = EXPRESSION, or the name of a function. */
+static void read_vjp(op *o, const char *p, int line) {
+    if (!strchr(p, '=')) {
+        o->vjp_fn = identifier(word(&p), line);
+        return;
+    }
+    const char *rhs, *name = expr_split((text){p, line}, &rhs);
+    int i = in_find(o, name);
+    if (i < 0)
+        fail_at(line, "'%s' is no input of %s", name, o->name);
+    if (o->vjp[i].s)
+        fail_at(line, "gradient of '%s' twice", name);
+    o->vjp[i] = (text){rhs, line};
+}
+
+static void read_save(op *o, const char *p, int line) {
+    for (const char *w; (w = word(&p));) {
+        int i = in_find(o, w), j = out_find(o, w);
+        if (i < 0 && j < 0)
+            fail_at(line, "'%s' is no input or output of %s", w, o->name);
+        if (i >= 0)
+            o->save_in |= 1u << i;
+        else
+            o->save_out |= 1u << j;
+    }
+}
+
+static void read_sample(op *o, const char *p, int line) {
+    o->has_sample = true;
+    if (sscanf(p, "%lf %lf", &o->lo, &o->hi) != 2 || !(o->lo < o->hi))
+        fail_at(line, "sample: two ascending numbers expected");
+}
+
 static void read_key(op *o, const char *key, const char *p, int line) {
     while (*p == ' ')
         p++;
     if (is(key, "doc")) {
-        if (o->ndoc == MAX_LINES)
-            fail_at(line, "more than %d doc lines", MAX_LINES);
-        o->doc[o->ndoc++] = (text){p, line};
+        read_doc(o, p, line);
     } else if (is(key, "class")) {
         o->klass = word(&p);
         o->composite = o->klass && is(o->klass, "COMPOSITE");
@@ -218,39 +289,19 @@ static void read_key(op *o, const char *key, const char *p, int line) {
     } else if (is(key, "in")) {
         read_inputs(o, p, line);
     } else if (is(key, "writes")) {
-        unsigned m = mask_of(o, p, line, false);
-        for (int i = 0; i < o->nin; i++)
-            o->in[i].writes = m >> i & 1;
-        o->nout = 0;
+        read_writes(o, p, line);
     } else if (is(key, "out")) {
-        o->nout = 0;
-        for (const char *w; (w = word(&p));) {
-            if (o->nout == MAX_OUT)
-                fail_at(line, "more than %d outputs", MAX_OUT);
-            o->out[o->nout++] = identifier(w, line);
-        }
-    } else if (is(key, "attr")) {
-        read_attr(o, p, line, false);
-    } else if (is(key, "hidden")) {
-        read_attr(o, p, line, true);
+        read_outputs(o, p, line);
+    } else if (is(key, "attr") || is(key, "hidden")) {
+        read_attr(o, p, line, is(key, "hidden"));
     } else if (is(key, "flags")) {
-        static const char *const known[] = {"VIEW", "NONDET", "BROADCAST", "PROMOTE", "KEEP_META"};
-        for (const char *w; (w = word(&p));) {
-            bool ok = false;
-            for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-                ok |= is(w, known[i]);
-            if (!ok || o->nflag == 16)
-                fail_at(line, "flag '%s' is not known", w);
-            o->flag[o->nflag++] = w;
-        }
+        read_flags(o, p, line);
     } else if (is(key, "infer")) {
         o->infer = identifier(word(&p), line);
     } else if (is(key, "canon")) {
         o->canon = identifier(word(&p), line);
     } else if (is(key, "reduce")) {
-        o->red = word(&p);
-        if (!o->red || (!is(o->red, "LAST") && !is(o->red, "DIM") && !is(o->red, "DIMS")))
-            fail_at(line, "reduce: LAST, DIM or DIMS expected");
+        read_reduce(o, p, line);
     } else if (is(key, "internal")) {
         o->internal = true;
     } else if (is(key, "public")) {
@@ -258,33 +309,13 @@ static void read_key(op *o, const char *key, const char *p, int line) {
     } else if (strncmp(key, "loop", 4) == 0 && (key[4] == 0 || key[4] == '[')) {
         read_loop(o, key + 4, p, line);
     } else if (is(key, "vjp")) {
-        if (strchr(p, '=')) {
-            const char *rhs, *name = expr_split((text){p, line}, &rhs);
-            int i = in_find(o, name);
-            if (i < 0)
-                fail_at(line, "'%s' is no input of %s", name, o->name);
-            if (o->vjp[i].s)
-                fail_at(line, "gradient of '%s' twice", name);
-            o->vjp[i] = (text){rhs, line};
-        } else {
-            o->vjp_fn = identifier(word(&p), line);
-        }
+        read_vjp(o, p, line);
     } else if (is(key, "diff")) {
         o->diff = mask_of(o, p, line, false);
     } else if (is(key, "save")) {
-        for (const char *w; (w = word(&p));) {
-            int i = in_find(o, w), j = out_find(o, w);
-            if (i < 0 && j < 0)
-                fail_at(line, "'%s' is no input or output of %s", w, o->name);
-            if (i >= 0)
-                o->save_in |= 1u << i;
-            else
-                o->save_out |= 1u << j;
-        }
+        read_save(o, p, line);
     } else if (is(key, "sample")) {
-        o->has_sample = true;
-        if (sscanf(p, "%lf %lf", &o->lo, &o->hi) != 2 || !(o->lo < o->hi))
-            fail_at(line, "sample: two ascending numbers expected");
+        read_sample(o, p, line);
     } else if (is(key, "tol")) {
         o->ulp = strtod(p, NULL);
     } else {

@@ -7,6 +7,7 @@
 #include "backend/cpu/gemm.h"
 
 #include "backend/cpu/gemm_tier.h"
+#include "backend/cpu/k_util.h"
 
 #define ALIGN 64
 #define LINE 16 /* floats in a cache line */
@@ -30,17 +31,13 @@ typedef struct {
     size_t b_bytes;     /* packed B of one matrix */
 } plan;
 
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-
-static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-
-static int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+static int64_t round_up(int64_t a, int64_t b) { return wki_k_ceil(a, b) * b; }
 
 /* Cuts `total` into the fewest pieces of at most `most`, as equal as multiples of `unit` allow. */
 static int64_t even_piece(int64_t total, int64_t most, int64_t unit) {
     if (total <= most)
         return total;
-    return min64(most, round_up(ceil_div(total, ceil_div(total, most)), unit));
+    return wki_k_min(most, round_up(wki_k_ceil(total, wki_k_ceil(total, most)), unit));
 }
 
 static const wki_gemm_tier *tier_of(wki_isa isa) {
@@ -85,16 +82,16 @@ static wki_gemm normalised(const wki_gemm *g) {
 /* Threads along rows and columns: the split whose largest share of tiles is smallest, along rows when equal, since
  * threads that share rows pack them each for itself. */
 static void choose_grid(plan *pl, const wki_gemm *g, int threads) {
-    int64_t rows = ceil_div(g->m, pl->tier->mr), cols = ceil_div(min64(g->n, pl->nc), pl->tier->nr);
+    int64_t rows = wki_k_ceil(g->m, pl->tier->mr), cols = wki_k_ceil(wki_k_min(g->n, pl->nc), pl->tier->nr);
     int64_t best = 0;
     pl->grid_m = pl->grid_n = 1;
     for (int tn = 1; tn <= threads; tn++) {
-        int tm = (int)min64(threads / tn, rows);
-        int64_t share = ceil_div(rows, tm) * ceil_div(cols, min64(tn, cols));
+        int tm = (int)wki_k_min(threads / tn, rows);
+        int64_t share = wki_k_ceil(rows, tm) * wki_k_ceil(cols, wki_k_min(tn, cols));
         if (tn == 1 || share < best) {
             best = share;
             pl->grid_m = tm;
-            pl->grid_n = (int)min64(tn, cols);
+            pl->grid_n = (int)wki_k_min(tn, cols);
         }
     }
 }
@@ -107,7 +104,7 @@ static void choose_threads(plan *pl, const wki_gemm *g, int nthreads) {
     if (threads <= 1)
         return;
     if (g->batch >= threads || (g->batch > 1 && flops < 2 * MIN_FLOPS_PER_THREAD))
-        pl->batch_threads = (int)min64(threads, g->batch);
+        pl->batch_threads = (int)wki_k_min(threads, g->batch);
     else
         choose_grid(pl, g, threads);
 }
@@ -119,8 +116,8 @@ static plan make_plan(const wki_gemm *g, wki_isa isa, int nthreads) {
     pl.kc = even_piece(g->k, pl.dot ? tier->dot_kc : tier->kc, 8);
     pl.nc = even_piece(g->n, tier->nc, tier->nr);
     choose_threads(&pl, g, nthreads);
-    int64_t rows = ceil_div(ceil_div(g->m, tier->mr), pl.grid_m) * tier->mr;
-    pl.mc = even_piece(min64(rows, g->m), tier->mc, tier->mr);
+    int64_t rows = wki_k_ceil(wki_k_ceil(g->m, tier->mr), pl.grid_m) * tier->mr;
+    pl.mc = even_piece(wki_k_min(rows, g->m), tier->mc, tier->mr);
 
     double a_size = 4.0 * (double)g->m * (double)g->k, b_size = 4.0 * (double)g->k * (double)g->n;
     pl.pack_a = !pl.dot && g->n > 4 * tier->nr && a_size > DIRECT_BYTES;
@@ -151,7 +148,7 @@ typedef struct {
 static void pack_strip(const block *bl, int64_t j, float *dst) {
     const wki_gemm *g = bl->g;
     const wki_gemm_tier *tier = bl->pl->tier;
-    int64_t width = min64(tier->nr, bl->nc - j);
+    int64_t width = wki_k_min(tier->nr, bl->nc - j);
     tier->pack(dst, tier->nr, bl->b + j * g->b_cs, g->b_rs, g->b_cs, bl->kc, width);
 }
 
@@ -159,7 +156,7 @@ static void pack_strips(void *arg, int64_t begin, int64_t end, int worker) {
     const block *bl = arg;
     int64_t nr = bl->pl->tier->nr;
     (void)worker;
-    for (int64_t j = begin * nr; j < min64(end * nr, bl->nc); j += nr)
+    for (int64_t j = begin * nr; j < wki_k_min(end * nr, bl->nc); j += nr)
         pack_strip(bl, j, bl->packed_b + j * bl->kc);
 }
 
@@ -174,7 +171,7 @@ typedef struct {
 static void look_ahead(wki_gemm_tile *t, const block *bl, const float *c, int64_t j, int packed,
                        int64_t index) {
     const wki_gemm *g = bl->g;
-    int64_t lines = ceil_div(bl->pl->tier->nr, LINE);
+    int64_t lines = wki_k_ceil(bl->pl->tier->nr, LINE);
     if (index >= 2 * lines)
         return;
     if (index >= lines) {
@@ -195,7 +192,7 @@ static void look_ahead(wki_gemm_tile *t, const block *bl, const float *c, int64_
 static void compute_rows(const block *bl, const cell *ce, int64_t i0, int64_t m, int pack_b) {
     const wki_gemm *g = bl->g;
     const wki_gemm_tier *tier = bl->pl->tier;
-    int64_t tiles = ceil_div(m, tier->mr), height = m / tiles, high = m % tiles;
+    int64_t tiles = wki_k_ceil(m, tier->mr), height = m / tiles, high = m % tiles;
     int first = bl->pc == 0, last = bl->pc + bl->kc == g->k;
     wki_gemm_tile t = {.k = bl->kc, .c_rs = g->c_rs, .alpha = g->alpha, .beta = first ? g->beta : 1};
     t.act = last ? g->act : WKI_ACT_NONE;
@@ -208,7 +205,7 @@ static void compute_rows(const block *bl, const cell *ce, int64_t i0, int64_t m,
             ce->packed_b && !bl->pl->one_strip ? ce->packed_b + (j - ce->j0) * bl->kc : ce->packed_b;
         if (pack_b)
             pack_strip(bl, j, strip);
-        t.n = (int)min64(tier->nr, ce->j1 - j);
+        t.n = (int)wki_k_min(tier->nr, ce->j1 - j);
         t.b = strip ? strip : bl->b + j * g->b_cs;
         t.bias_n = last && g->bias_n ? g->bias_n + bl->jc + j : NULL;
         int more = ce->j1 - j > tier->nr;
@@ -233,8 +230,8 @@ static void compute_rows(const block *bl, const cell *ce, int64_t i0, int64_t m,
 
 /* The end of part `i` of `parts` when `total` is shared out in units; part i begins where part i - 1 ends. */
 static int64_t share_end(int64_t total, int64_t unit, int64_t i, int64_t parts) {
-    int64_t units = ceil_div(total, unit), each = units / parts, extra = units % parts;
-    return min64(total, ((i + 1) * each + min64(i + 1, extra)) * unit);
+    int64_t units = wki_k_ceil(total, unit), each = units / parts, extra = units % parts;
+    return wki_k_min(total, ((i + 1) * each + wki_k_min(i + 1, extra)) * unit);
 }
 
 static void compute_cells(void *arg, int64_t begin, int64_t end, int worker) {
@@ -252,7 +249,7 @@ static void compute_cells(void *arg, int64_t begin, int64_t end, int worker) {
         if (pl->pack_b)
             ce.packed_b = bl->packed_b + (pl->one_strip ? cj * pl->tier->nr : ce.j0) * bl->kc;
         for (int64_t i = i0; i < i1; i += pl->mc)
-            compute_rows(bl, &ce, i, min64(pl->mc, i1 - i), pl->lazy_b && i == i0);
+            compute_rows(bl, &ce, i, wki_k_min(pl->mc, i1 - i), pl->lazy_b && i == i0);
     }
 }
 
@@ -263,14 +260,14 @@ static void run_matrix(const wki_gemm *g, const plan *pl, wki_pool *pool, char *
     bl.packed_b = pl->pack_b ? (float *)(void *)workspace : NULL;
     bl.packed_a = pl->pack_a ? workspace + pl->b_bytes : NULL;
     for (bl.jc = 0; bl.jc < g->n; bl.jc += bl.nc) {
-        bl.nc = min64(pl->nc, g->n - bl.jc);
+        bl.nc = wki_k_min(pl->nc, g->n - bl.jc);
         bl.c = g->c + index * g->c_bs + bl.jc;
         for (bl.pc = 0; bl.pc < g->k; bl.pc += bl.kc) {
-            bl.kc = min64(pl->kc, g->k - bl.pc);
+            bl.kc = wki_k_min(pl->kc, g->k - bl.pc);
             bl.a = a + bl.pc * g->a_cs;
             bl.b = b + bl.pc * g->b_rs + bl.jc * g->b_cs;
             if (pl->pack_b && !pl->lazy_b)
-                wki_pool_for(cells > 1 ? pool : NULL, ceil_div(bl.nc, pl->tier->nr), pack_strips, &bl, 1);
+                wki_pool_for(cells > 1 ? pool : NULL, wki_k_ceil(bl.nc, pl->tier->nr), pack_strips, &bl, 1);
             wki_pool_for(cells > 1 ? pool : NULL, cells, compute_cells, &bl, 1);
         }
     }
@@ -308,7 +305,7 @@ static void run_small(const wki_gemm *g, const wki_gemm_tier *tier, float *strip
     t.b_rs = pack_b ? tier->nr : g->b_rs;
     t.next = NULL, t.next_rs = 0;
     for (int64_t j = 0; j < g->n; j += tier->nr) {
-        t.n = (int)min64(tier->nr, g->n - j);
+        t.n = (int)wki_k_min(tier->nr, g->n - j);
         t.b = pack_b ? strip : g->b + j;
         t.bias_n = g->bias_n ? g->bias_n + j : NULL;
         if (pack_b)
@@ -347,7 +344,7 @@ void wki_gemm_run(const wki_gemm *g, wki_isa isa, wki_pool *pool, void *workspac
     plan pl = make_plan(&n, isa, wki_pool_size(pool));
     if (pl.batch_threads > 1) {
         batch_job job = {&n, &pl, workspace, pl.b_bytes + pl.a_bytes};
-        wki_pool_for(pool, n.batch, run_batch, &job, ceil_div(n.batch, pl.batch_threads));
+        wki_pool_for(pool, n.batch, run_batch, &job, wki_k_ceil(n.batch, pl.batch_threads));
         return;
     }
     for (int64_t i = 0; i < n.batch; i++)
