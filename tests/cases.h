@@ -33,8 +33,8 @@ enum {
     CASE_NO_GRAD = 1,    /* no gradient flows, though inputs are f32 */
     CASE_NO_SPECIAL = 2, /* not for NaN, infinities and the like */
     CASE_NO_LARGE = 4,
-    CASE_SPECIAL_FIRST =
-        8, /* special values in the first input alone: what padding times infinity is stays open */
+    /* Special values in the first input alone: what padding times infinity is stays open. */
+    CASE_SPECIAL_FIRST = 8,
 };
 
 typedef struct op_case {

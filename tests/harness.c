@@ -74,8 +74,7 @@ double wkt_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* ---- Random inputs ----------------------------------------------------------------------------------------
- */
+/* ---- random inputs ------------------------------------------------------------------------------------------------- */
 
 static uint64_t scramble(uint64_t x) {
     x += 0x193ea7aad030a977u;
@@ -130,8 +129,7 @@ void wkt_fill_normal(float *p, size_t n, double scale) {
         p[i] = (float)(scale * wkt_normal());
 }
 
-/* ---- Checks -----------------------------------------------------------------------------------------------
- */
+/* ---- checks -------------------------------------------------------------------------------------------------------- */
 
 static void at(const char *file, int line) {
     atomic_store_explicit(&run.rec->at_file, file, memory_order_relaxed);
@@ -247,8 +245,7 @@ bool wkt_check_near_f32(const float *a, const float *b, size_t n, double atol, d
     return !bad;
 }
 
-/* ---- Report -----------------------------------------------------------------------------------------------
- */
+/* ---- report -------------------------------------------------------------------------------------------------------- */
 
 static void print_json_string(const char *s) {
     putchar('"');
@@ -320,8 +317,7 @@ static int close_report(void) {
     return run.failed ? 1 : run.passed ? 0 : EXIT_NOTHING_RAN;
 }
 
-/* ---- Running ----------------------------------------------------------------------------------------------
- */
+/* ---- running ------------------------------------------------------------------------------------------------------- */
 
 /* The end of a run whose test took this process with it. The report is written from a place where little is
  * safe, which is as good as it gets; once, for a sanitizer may go on to abort. */

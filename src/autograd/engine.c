@@ -10,8 +10,8 @@ typedef struct engine {
     wk_ctx *c;
     wki_node **heap; /* ready records, newest (largest seq) on top */
     size_t nheap, cap_heap;
-    wki_node *
-        *all; /* every reached record, the roots' first; these hold references, and the roots all others */
+    /* Every reached record, the roots' first; these hold references, and the roots all others. */
+    wki_node **all;
     size_t nall, cap_all, nroots;
     bool create_graph, retain;
     bool plain, kept;          /* of all leaves, from one root, once; what it appends may be kept */

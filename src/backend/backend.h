@@ -46,8 +46,8 @@ typedef struct wki_kernel {
     const char *name;
     bool (*ok)(const wki_launch *l);
     size_t (*workspace)(const wki_launch *l);
-    bool (*run)(const wki_launch
-                    *l); /* CPU: computes; CUDA: enqueues on the context's stream. false after wki_fail */
+    /* CPU: computes; CUDA: enqueues on the context's stream. False after wki_fail. */
+    bool (*run)(const wki_launch *l);
 } wki_kernel;
 
 /* For predicates: does it hold? Where not, and somebody traces, `what` is what the kernel needs. */

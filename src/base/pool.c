@@ -42,8 +42,8 @@ typedef struct {
 
 struct wki_pool {
     int size;
-    int64_t
-        spin_ns; /* 0 where threads outnumber CPUs: a spinning waiter would hold up the thread it waits for */
+    /* 0 where threads outnumber CPUs: a spinning waiter would hold up the thread it waits for. */
+    int64_t spin_ns;
     int stop;
 
     /* the job in flight; written by the thread that holds `busy`, before it opens the gates */

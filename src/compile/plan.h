@@ -63,8 +63,8 @@ typedef struct wki_step {
     /* LOOP */
     wki_loop prog;
     wki_inst *inst;
-    wki_loop_run *
-        run; /* as many operands as the program has; their data, arg, rng_seq, seed, fault are filled per run */
+    /* As many operands as the program has; their data, arg, rng_seq, seed, fault are filled per run. */
+    wki_loop_run *run;
     wki_at *at;   /* per operand */
     int32_t *va;  /* prog.narg places in the segment's VALUE list */
     int32_t *rng; /* prog.nrng relative sequence numbers */

@@ -49,8 +49,8 @@ struct wki_storage {
     size_t bytes;
     wki_shared *shared; /* NULL until wk_share */
     wk_ctx *ctx;
-    uint32_t
-        rec_epoch; /* equals the recorder's epoch when this storage has a buffer in the current recording */
+    /* Equals the recorder's epoch when this storage has a buffer in the current recording. */
+    uint32_t rec_epoch;
     uint32_t rec_buf; /* that buffer */
     uint8_t dev;      /* wk_device */
     uint8_t pending;  /* produced by the current recording; data comes at the flush */
@@ -65,8 +65,8 @@ enum {
     WKI_F_PLAIN = 2, /* contiguous row-major; also when there are no elements */
     WKI_F_POISON = 4,
     WKI_F_KEEP = 8, /* wk_keep: promote at scope end */
-    WKI_F_WHOLE =
-        16, /* PLAIN, offset 0, and shaped as its storage was when made: the recorder need not describe it */
+    /* PLAIN, offset 0, and shaped as its storage was when made: the recorder need not describe it. */
+    WKI_F_WHOLE = 16,
     WKI_F_LIVE = 32, /* slot in use */
 };
 
@@ -112,12 +112,12 @@ enum {
     WKI_OP_INPLACE = 2, /* writes the roles in `writes` and has no outputs */
     WKI_OP_NONDET = 4,
     WKI_OP_RNG = 8, /* consumes one RNG sequence number */
-    WKI_OP_BROADCAST =
-        16, /* elementwise broadcasting; VJP results are summed back to the input's shape by the engine */
+    /* Elementwise broadcasting; VJP results are summed back to the input's shape by the engine. */
+    WKI_OP_BROADCAST = 16,
     WKI_OP_PROMOTE = 32, /* inputs are cast to their common dtype */
     WKI_OP_USER = 64,
-    WKI_OP_KEEP_META =
-        128, /* VJP needs the inputs' shapes: the record keeps them even when the input is not saved */
+    /* VJP needs the inputs' shapes: the record keeps them even when the input is not saved. */
+    WKI_OP_KEEP_META = 128,
 };
 
 /* Which dimensions of input 0 a ROW op reduces: the last; dimension ia[0]; the list at ia[0]. */
@@ -320,8 +320,8 @@ struct wk_ctx {
     struct wki_chunk *chunks; /* all pool memory, freed with the context */
     wki_recorder *rec;
     wki_tape tape;
-    struct wki_plan_ctx
-        *plans; /* compile/plan.c: plans this context used, with the device's state for them */
+    /* Plans this context used, with the device's state for them (compile/plan.c). */
+    struct wki_plan_ctx *plans;
     /* traversal */
     uint32_t epoch;
     wki_node *dying; /* records whose count fell to 0 while another was being freed */
@@ -340,8 +340,8 @@ struct wk_ctx {
     wki_error *outside; /* the error outside each open probe */
     int try_depth, cap_try, try_floor, lost_tries;
     wk_stats stats;
-    void *dev_state
-        [WK_DEVICE_COUNT]; /* per (context, device): stream, arena, argument ring; made by the device's api */
+    /* Per (context, device): stream, arena, argument ring; made by the device's api. */
+    void *dev_state[WK_DEVICE_COUNT];
 };
 
 /* ---- slots, storages, scopes (core/tensor.c) ------------------------------------------------------------------------ */
@@ -409,8 +409,8 @@ void wki_promote(wk_ctx *c, wki_tensor *t); /* to the enclosing scope when the c
 /* ---- what higher rooms register (executors) and own ------------------------------------------------------------------ */
 
 extern const wki_executor wki_exec_autograd; /* autograd/ */
-extern const wki_executor
-    wki_exec_base; /* backend/eager.c: eager on the CPU, recorder while recording or elsewhere */
+/* Eager on the CPU, recorder while recording or elsewhere (backend/eager.c). */
+extern const wki_executor wki_exec_base;
 void wki_runtime_lock(wk_runtime *rt);
 void wki_runtime_unlock(wk_runtime *rt);
 void wki_plan_cache_free(wk_runtime *rt); /* compile/ */

@@ -46,8 +46,8 @@ typedef struct wki_inst {
 typedef struct wki_loop {
     int16_t ninst, nload, nstore, narg; /* operands 0..nload-1 are read, nload..nload+nstore-1 written */
     int8_t nrng;
-    int16_t
-        straight; /* the same program as straight-line code, compiled with the library: its number there; 0: none */
+    /* The same program as straight-line code, compiled with the library: its number there; 0: none. */
+    int16_t straight;
     const wki_inst *inst;
     bool in_place; /* of a plan: CUDA's kernel does nothing once a check has failed */
 } wki_loop;
@@ -78,9 +78,9 @@ typedef struct wki_loop_run {
     const float *arg; /* narg */
     uint64_t seed;
     const uint64_t *rng_seq; /* nrng */
-    int8_t logical
-        [WKI_LOOP_MAX_DIMS]; /* logical[i]: place of domain dimension i in the row-major logical order (RNG, INDEX) */
-    int32_t *fault;          /* CHECK: receives op id + 1 when a check failed */
+    /* logical[i]: place of domain dimension i in the row-major logical order (RNG, INDEX). */
+    int8_t logical[WKI_LOOP_MAX_DIMS];
+    int32_t *fault;                          /* CHECK: receives op id + 1 when a check failed */
     wki_operand opnd[WKI_LOOP_MAX_OPERANDS]; /* last: plans allocate only as many as the program has */
 } wki_loop_run;
 

@@ -53,8 +53,8 @@ typedef struct input {
     char type; /* 'F' 'I' 'B' when the row says so, else 0: as the loop's guard says */
 } input;
 
-typedef struct
-    public_form { /* a second public prototype: its own parameters, attributes given as C expressions */
+/* A second public prototype: its own parameters, attributes given as C expressions. */
+typedef struct public_form {
     const char *name;
     attr param[MAX_ATTR];
     int nparam;

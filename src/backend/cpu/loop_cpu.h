@@ -24,8 +24,8 @@ enum {
     WKI_LOOP_SMALL = 1 << 15,   /* the same where that is enough */
     WKI_LOOP_TILE = 1008,       /* elements of a usual tile: with WKI_LOOP_PAD, 4096 bytes */
     WKI_LOOP_LEAN = 6 << 10,    /* element-instructions up to which a plan saves no registers */
-    WKI_LOOP_PLAIN =
-        32, /* instructions of a plain program; a register of 64 elements each fits WKI_LOOP_SMALL */
+    /* Instructions of a plain program; a register of 64 elements each fits WKI_LOOP_SMALL. */
+    WKI_LOOP_PLAIN = 32,
     WKI_LOOP_PAD = 16,         /* floats after an ELEM or ROW register that may be read and overwritten */
     WKI_LOOP_COLS_WHOLE = 256, /* COLS: up to so many rows make one block, and tiles of several RED steps */
 };
@@ -54,8 +54,8 @@ typedef struct wki_loop_plan {
     bool split, reduces;
     bool aliased; /* a store may write where a load reads */
     bool block;   /* COLS: a tile is one RED step of a block of rows, addressed over `row` */
-    bool
-        tight; /* reductions read whole vectors at row ends: loads want WKI_LOOP_PAD readable floats behind a tile */
+    /* Reductions read whole vectors at row ends: loads want WKI_LOOP_PAD readable floats behind a tile. */
+    bool tight;
     int ninst, nstage;
     int64_t nrow, ncol, nelem; /* rows; columns; elements of the range over which `elem` runs */
     int64_t units;             /* of independent work: tiles (FLAT, ROWS), rows (WIDE), row blocks (COLS) */
@@ -65,9 +65,8 @@ typedef struct wki_loop_plan {
 
     int nlist;
     int16_t list[WKI_LOOP_MAX_INST]; /* execution order when not split */
-    int32_t reg
-        [2 *
-         WKI_LOOP_MAX_INST]; /* byte offset of value i's register; from MAX_INST on: ROW values widened to ELEM */
+    /* Byte offset of value i's register; from MAX_INST on: ROW values widened to ELEM. */
+    int32_t reg[2 * WKI_LOOP_MAX_INST];
     int32_t acc, acc_bytes; /* reductions in progress: where, and bytes of each: accumulators, totals */
     int32_t bytes;          /* of all that */
     int16_t direct[WKI_LOOP_MAX_INST]; /* operand that value i may be computed into, or -1 */
@@ -75,8 +74,8 @@ typedef struct wki_loop_plan {
 
     int nview;
     int16_t view[WKI_VIEWS]; /* those in use */
-    bool careful
-        [WKI_VIEWS]; /* read no float beyond the range, not even unused: another worker may write there */
+    /* Read no float beyond the range, not even unused: another worker may write there. */
+    bool careful[WKI_VIEWS];
     bool copied[WKI_VIEWS]; /* loads copy: a store comes before the last use */
     int64_t end[WKI_VIEWS]; /* elements from `data` to the end of the operand */
     const int64_t *stride[WKI_VIEWS];
