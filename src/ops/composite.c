@@ -24,13 +24,7 @@ static bool usable(const wki_tensor *t) { return !(t->flags & WKI_F_POISON); }
 /* A view whose attributes are checked and in order. */
 static wki_tensor *view(wk_ctx *c, int op, wki_tensor *x, int nia, const int64_t *ia) {
     wki_tensor *out;
-    wki_call k = {.op = &wki_ops[op],
-                  .nin = 1,
-                  .nout = 1,
-                  .nia = nia,
-                  .in = &x,
-                  .ia = ia,
-                  .out = &out};
+    wki_call k = {.op = &wki_ops[op], .nin = 1, .nout = 1, .nia = nia, .in = &x, .ia = ia, .out = &out};
     wki_apply(c, &k);
     return out;
 }
