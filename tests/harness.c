@@ -559,6 +559,7 @@ int main(int argc, char **argv) {
     job *jobs = calloc((size_t)n + 1, sizeof *jobs);
     if (records == MAP_FAILED || !jobs) {
         fprintf(stderr, "%s: no memory for the record: %s\n", argv[0], strerror(errno));
+        free(jobs);
         return 1;
     }
     n = 0;
