@@ -142,3 +142,23 @@ TEST(allocation_failures, plans_are_the_same) {
         wk_runtime_free(rt);
     }
 }
+
+static void draws(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)self, (void)in, (void)nin, (void)nout;
+    out[0] = wk_randn(c, 1, (int64_t[]){5});
+}
+
+/* A call that fails has drawn nothing, wherever it fails. */
+TEST(allocation_failures, random_sequence) {
+    for (int64_t n = 1; n < 60; n++) {
+        wk_ctx *c = wk_ctx_new(NULL);
+        wk_compiled *f = wk_compile(c, draws, NULL, NULL);
+        uint64_t seed, sequence;
+        wki_alloc_fail_once(n);
+        wk_call(f, NULL, 0);
+        wki_alloc_fail_after(0);
+        wk_rng_get(c, &seed, &sequence);
+        CHECK_EQ_I(sequence, !wk_failed(c));
+        wk_ctx_free(c);
+    }
+}
