@@ -109,3 +109,56 @@ TEST(allocation_failures, compiled_cnn) {
     p.fields[1] = (wk_field){.dtype = WK_U8, .index = true, .data = y};
     every_allocation(&p, true, wkt_quick() ? 37 : 7);
 }
+
+/* Of the two losses one is not wanted. */
+static void dead_loss(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)c, (void)self, (void)nin, (void)nout;
+    wk_sum(wk_mul(in[0], in[0]), NULL, 0, false);
+    out[0] = wk_relu(wk_linear(in[0], in[0], NULL));
+}
+
+/* What is compiled in the end does not depend on which allocation failed before. */
+TEST(allocation_failures, plans_are_the_same) {
+    int64_t kernels = 0;
+    wk_runtime_options o;
+    wk_runtime_options_init(&o);
+    o.threads = 1;
+    for (int64_t n = 0; n < 200; n++) {
+        wk_runtime *rt = wk_runtime_new(&o);
+        wk_ctx *c = wk_ctx_new(rt);
+        wk_tensor *x = wk_ones(c, WK_F32, 2, (int64_t[]){3, 3});
+        wk_compiled *f = wk_compile(c, dead_loss, NULL, NULL);
+        wki_alloc_fail_once(n);
+        for (int i = 0; i < 2; i++) {
+            wk_call(f, &x, 1);
+            wki_alloc_fail_after(0);
+            wk_error_take(c, NULL);
+        }
+        wk_stats s = {.struct_size = sizeof s};
+        wk_stats_get(c, &s);
+        kernels = n ? kernels : s.kernels_last;
+        CHECK_EQ_I(s.kernels_last, kernels);
+        wk_ctx_free(c);
+        wk_runtime_free(rt);
+    }
+}
+
+static void draws(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)self, (void)in, (void)nin, (void)nout;
+    out[0] = wk_randn(c, 1, (int64_t[]){5});
+}
+
+/* A call that fails has drawn nothing, wherever it fails. */
+TEST(allocation_failures, random_sequence) {
+    for (int64_t n = 1; n < 60; n++) {
+        wk_ctx *c = wk_ctx_new(NULL);
+        wk_compiled *f = wk_compile(c, draws, NULL, NULL);
+        uint64_t seed, sequence;
+        wki_alloc_fail_once(n);
+        wk_call(f, NULL, 0);
+        wki_alloc_fail_after(0);
+        wk_rng_get(c, &seed, &sequence);
+        CHECK_EQ_I(sequence, !wk_failed(c));
+        wk_ctx_free(c);
+    }
+}

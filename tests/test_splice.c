@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/alloc.h"
 #include "graph/graph.h"
 #include "harness.h"
 
@@ -288,3 +289,62 @@ static wk_tensor *tied(wk_ctx *c, world *w) {
     return finish(w, wk_add(total(wk_mul(h, h)), total(wk_reshape(w->w[1], 1, (int64_t[]){-1}))));
 }
 TEST(splice, tied_weights) { compare(tied, STEPS - 1); }
+
+/* The root is a leaf, which the step used before: no record to start from. */
+static wk_tensor *leaf_root(wk_ctx *c, world *w) {
+    wk_tensor *one = wk_requires_grad(wk_scalar(c, 2.0), true), *more = wk_exp(one), *loss = net(c, w);
+    wk_backward(one);
+    CHECK(wk_grad(one) != NULL);
+    return finish(w, wk_add(loss, wk_detach(more)));
+}
+TEST(splice, root_that_is_a_leaf) { compare(leaf_root, 0); }
+
+/* A backward that finds part of its graph freed leaves the rest of it for another. */
+static wk_tensor *rest(wk_ctx *c, world *w) {
+    wk_tensor *p = square(wk_linear(w->x, w->w[0], NULL)), *q = square(wk_linear(w->x, w->w[1], NULL));
+    wk_tensor *a = total(q), *b = total(wk_mul(p, q)), *d = total(p);
+    wk_backward_options o;
+    wk_backward_options_init(&o);
+    o.retain_graph = w->i % 2 == 0;
+    wk_backward_ex(&a, 1, &o);
+    for (int i = 0; i < PARAMS; i++)
+        wk_zero_grad(w->w[i]);
+    wk_try_begin(c);
+    wk_backward(b);
+    CHECK_EQ_I(wk_try_end(c, NULL), w->i % 2 ? WK_GRAD : WK_OK);
+    if (w->i % 2)
+        wk_backward(d);
+    wk_optim_step(w->optim);
+    return b;
+}
+TEST(splice, graphs_that_were_freed_in_part) {
+    compare(rest, 3 * (STEPS / 2 - 1)); /* b where a was kept; else a and d */
+}
+
+/* Outside a call, where the scope that a splice opens is the one too many: no gradient comes with the error. */
+TEST(splice, no_memory_for_its_scope) {
+    int failed = 0;
+    for (int depth = 50; depth < 70; depth++) {
+        world w;
+        open_world(&w, true, 0);
+        the_step = net;
+        for (int i = 0; i < 2; i++) {
+            wk_tensor *loss;
+            run_step(&w, i, &loss);
+            for (int d = 0; i && d < depth; d++)
+                wk_scope_begin(w.c);
+            wki_alloc_fail_after(i);
+            wk_backward(loss);
+            wki_alloc_fail_after(0);
+            failed += wk_failed(w.c);
+            CHECK(!wk_grad(w.w[0]) == wk_failed(w.c));
+            wk_error_take(w.c, NULL);
+            wk_flush(w.c);
+            for (int p = 0; p < PARAMS; p++)
+                wk_zero_grad(w.w[p]);
+        }
+        CHECK_EQ_I(w.c->rec->spliced, 1);
+        wk_ctx_free(w.c);
+    }
+    CHECK(failed > 0);
+}

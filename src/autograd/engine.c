@@ -101,7 +101,8 @@ static inline void consume(wki_node *n) {
     wki_node_drop_saved(n);
 }
 
-/* In place of the walk, what an equal one left behind. Everything below the root is done with. */
+/* In place of the walk, what an equal one left behind. Everything below the root is done with, unless it fails: the graph
+   is as it was when some of it was freed before. */
 static bool splice(engine *e, const wki_splice *s) {
     for (size_t i = 0; i < e->nall; i++) {
         wki_node *n = e->all[i];
@@ -110,8 +111,9 @@ static bool splice(engine *e, const wki_splice *s) {
         for (int j = 0; j < n->nin; j++)
             if (n->edge[j].fn && !reach(e, n->edge[j].fn))
                 return false;
-        consume(n);
     }
+    for (size_t i = 0; i < e->nall; i++)
+        consume(e->all[i]);
     return wki_splice_apply(e->c, s);
 }
 
@@ -331,10 +333,11 @@ static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor
     e->cap_heap = c->cap_bw_heap;
     c->bw_all = c->bw_heap = NULL;
     c->grad_mode = e->create_graph;
-    c->epoch++;
+    if (!++c->epoch) /* a long run wraps it; 0 is of records that no backward has seen */
+        c->epoch = 1;
     wki_undo_mark before = wki_undo_begin(c);
     wk_scope_begin(c);
-    bool ok = run(e, roots, nroots, grads);
+    bool ok = run(e, roots, nroots, grads) && !c->failed; /* for a scope there may have been no memory */
     wk_scope_end(c);
     if (ok && e->kept)
         wki_splice_end(c, roots[0], e->all, e->nall);

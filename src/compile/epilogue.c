@@ -21,10 +21,10 @@ static int *single_readers(const wki_graph *g) {
     return reader;
 }
 
-void wki_pass_epilogue(wki_graph *g) {
+bool wki_pass_epilogue(wk_ctx *c, wki_graph *g) {
     int *reader = single_readers(g);
     if (!reader)
-        return; /* only an optimisation */
+        return wki_fail(c, WK_NOMEM, "no host memory for a plan");
     for (int i = 0; i < g->nnode; i++) {
         wki_gnode *n = &g->node[i];
         if (n->dead || n->op->id != WKI_OP_linear)
@@ -41,4 +41,5 @@ void wki_pass_epilogue(wki_graph *g) {
         g->node[r].dead = true;
     }
     wki_free(reader);
+    return true;
 }

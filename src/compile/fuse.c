@@ -11,10 +11,11 @@
 #include "ops/bind.h"
 #include "ops/infer.h"
 
-void wki_pass_dead(wki_graph *g) {
+bool wki_pass_dead(wk_ctx *c, wki_graph *g) {
     uint8_t *need = wki_calloc((size_t)g->nbuf + 1, 1);
     if (!need)
-        return; /* only an optimisation */
+        return wki_fail(c, WK_NOMEM,
+                        "no host memory for a plan"); /* a structure's groups go by what is dead */
     for (int b = 0; b < g->nbuf; b++)
         need[g->buf[b].root] |= g->buf[b].live || g->buf[b].external;
     for (int i = g->nnode - 1; i >= 0; i--) {
@@ -35,6 +36,7 @@ void wki_pass_dead(wki_graph *g) {
         }
     }
     wki_free(need);
+    return true;
 }
 
 /* ---- domains ------------------------------------------------------------------------------------------------------- */

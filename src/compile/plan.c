@@ -292,8 +292,8 @@ static wki_plan *build(wk_ctx *c, wki_plan_cache *pc, uint64_t hash) {
     p->g = wki_graph_decode(c, c->rec);
     if (!p->g || !wki_graph_verify(c, p->g))
         goto fail;
-    wki_pass_dead(p->g);
-    wki_pass_epilogue(p->g);
+    if (!wki_pass_dead(c, p->g) || !wki_pass_epilogue(c, p->g))
+        goto fail;
     if (c->rt->trace & WKI_TRACE_GRAPH)
         wki_graph_print(p->g);
     structure *s = grouping(c, pc, p->g);

@@ -39,11 +39,11 @@ bool wki_domain_row(const wki_domain *d, const wki_domain *own);
 bool wki_map_ref(const wki_domain *d, const wki_domain *own, const wki_gnode *n, const wki_gref *f,
                  int64_t *stride);
 
-/* Marks nodes whose results nobody needs. */
-void wki_pass_dead(wki_graph *g);
+/* Marks nodes whose results nobody needs; false after wki_fail, like the passes below. */
+bool wki_pass_dead(wk_ctx *c, wki_graph *g);
 /* Makes one op of a linear and the relu that alone reads it (compile/epilogue.c). */
-void wki_pass_epilogue(wki_graph *g);
-/* Groups loop ops that share a domain; false after wki_fail. */
+bool wki_pass_epilogue(wk_ctx *c, wki_graph *g);
+/* Groups loop ops that share a domain. */
 bool wki_pass_fuse(wk_ctx *c, const wki_graph *g, wki_groups *out);
 void wki_groups_free(wki_groups *gr);
 

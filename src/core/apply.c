@@ -141,6 +141,13 @@ static __attribute__((cold, noinline)) bool infer_failed(wk_ctx *c, wki_call *k)
     return undo(c, k, k->nout);
 }
 
+/* Past inference. A sequence number that was drawn is drawn again, unless a discarded recording took back more. */
+static __attribute__((cold, noinline)) bool apply_failed(wk_ctx *c, wki_call *k) {
+    if ((k->op->flags & WKI_OP_RNG) && c->rng_seq == k->rng_seq + 1)
+        c->rng_seq = k->rng_seq;
+    return undo(c, k, k->nout);
+}
+
 bool wki_apply(wk_ctx *c, wki_call *k) {
     const wki_op *op = k->op;
     bool mixed = false;
@@ -168,5 +175,5 @@ bool wki_apply(wk_ctx *c, wki_call *k) {
         if (op->flags & WKI_OP_RNG)
             k->rng_seq = c->rng_seq++;
     }
-    return c->exec->apply(c, k, c->exec) || undo(c, k, k->nout);
+    return c->exec->apply(c, k, c->exec) || apply_failed(c, k);
 }

@@ -63,7 +63,9 @@ static extent extent_of(const wk_ctx *c) {
 
 void wki_tape_reset(wk_ctx *c) {
     wki_tape *t = &c->tape;
-    t->epoch = ++c->rec->epoch; /* records of an earlier tape are none of this one */
+    if (!++c->rec->epoch) /* a long run wraps it; 0 is of no segment */
+        c->rec->epoch = 1;
+    t->epoch = c->rec->epoch; /* records of an earlier tape are none of this one */
     t->n = 0;
     t->records = 0;
     t->on = c->rec->in_call && !t->off;
@@ -227,7 +229,7 @@ static bool certain(const wki_recorder *r, wki_node *const *all, size_t n) {
 
 bool wki_splice_begin(wk_ctx *c, wki_node *const *all, size_t n) {
     wki_recorder *r = c->rec;
-    if (!r->nops || !c->tape.on || !certain(r, all, n))
+    if (!n || !r->nops || !c->tape.on || !certain(r, all, n)) /* no record: the root is a leaf */
         return false;
     if (!r->spl && !(r->spl = wki_calloc(1, sizeof *r->spl)))
         return false;
