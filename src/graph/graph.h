@@ -113,6 +113,8 @@ const wki_op *wki_op_by_id(wk_runtime *rt, uint32_t id);
 bool wki_rec_room(wk_ctx *c, size_t key, size_t meta, size_t nbuf, size_t nval);
 /* No op is pending: a new epoch with an empty tape, which is written to if a call records. */
 void wki_tape_reset(wk_ctx *c);
+/* The next op is the segment's first again. Do the arrays hold what they did? Not where a part was recorded over. */
+void wki_splices_rewind(wki_recorder *r, bool holds);
 void wki_splices_free(wk_ctx *c);
 
 /* Ends the segment: buffers forget it. `ok` false: pending storages are marked failed. */

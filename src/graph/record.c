@@ -51,6 +51,7 @@ void wki_rec_reset(wk_ctx *c, bool ok) {
     r->nops = 0;
     r->nkey = r->nmeta = 0;
     r->nbuf = r->nval = r->nref = 0;
+    wki_splices_rewind(r, true);
     wki_tape_reset(c);
     for (uint32_t i = 0; i < n; i++) {
         wki_storage *s = r->buf[i].st;
@@ -122,6 +123,7 @@ void wki_rec_back_to(wk_ctx *c, const wki_rec_mark *m) {
     r->nref = m->nref;
     r->nkey = m->nkey;
     r->nmeta = m->nmeta;
+    wki_splices_rewind(r, false);
     c->tape.on = false; /* it has records of what is gone; without it backwards are walked */
     c->rng_seq = m->rng_seq;
     wki_undo_back_to(c, m->nundo);

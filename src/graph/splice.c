@@ -49,6 +49,9 @@ struct wki_splices {
     wki_splice s[KEPT];
     uint64_t clock;
     uint32_t misses; /* since one was found */
+    /* The first that this segment has; and what the recorder's arrays still hold of the segment before, which is written over
+       only as far as this one has come. */
+    const wki_splice *first, *held;
     /* of the backward that runs */
     extent from;
     int64_t ops;
@@ -188,15 +191,42 @@ static bool give(wk_ctx *c, const gradient *g, uint8_t dev) {
     return true;
 }
 
+void wki_splices_rewind(wki_recorder *r, bool holds) {
+    struct wki_splices *k = r->spl;
+    if (!k)
+        return;
+    k->held = holds ? k->first : NULL;
+    k->first = NULL;
+}
+
+/* Puts what s appended into the recorder's arrays. Of what they hold of it already, only the beginning may be gone (appending
+   an op writes up to a few words too far), and what was noted of the buffers that live on. */
+static void append(wki_recorder *r, const wki_splice *s) {
+    enum { TOO_FAR = 64 };
+    struct wki_splices *k = r->spl;
+    const extent *a = &s->from, *b = &s->to;
+    size_t key = b->key - a->key, meta = b->meta - a->meta, nbuf = b->nbuf - a->nbuf;
+    if (k->held == s) {
+        key = key < TOO_FAR ? key : TOO_FAR;
+        meta = meta < TOO_FAR ? meta : TOO_FAR;
+        for (size_t i = 0; i < s->ngrad; i++)
+            r->buf[s->grad[i].buf] = s->buf[s->grad[i].buf - a->nbuf];
+    } else {
+        memcpy(r->buf + a->nbuf, s->buf, nbuf * sizeof *r->buf);
+    }
+    memcpy(r->key + a->key, s->key + a->key, key * sizeof *r->key);
+    memcpy(r->meta + a->meta, s->meta, meta * sizeof *r->meta);
+    memcpy(r->val + a->nval, s->val + a->nval, (b->nval - a->nval) * sizeof *r->val);
+    if (!k->first)
+        k->first = s;
+}
+
 bool wki_splice_apply(wk_ctx *c, const wki_splice *s) {
     wki_recorder *r = c->rec;
-    const extent *a = &s->from, *b = &s->to;
+    const extent *b = &s->to;
     if (!wki_rec_room(c, b->key, b->meta, b->nbuf, b->nval))
         return false;
-    memcpy(r->key + a->key, s->key + a->key, (b->key - a->key) * sizeof *r->key);
-    memcpy(r->meta + a->meta, s->meta, (b->meta - a->meta) * sizeof *r->meta);
-    memcpy(r->val + a->nval, s->val + a->nval, (b->nval - a->nval) * sizeof *r->val);
-    memcpy(r->buf + a->nbuf, s->buf, (b->nbuf - a->nbuf) * sizeof *r->buf);
+    append(r, s);
     r->nkey = b->key;
     r->nmeta = b->meta;
     r->nops = b->nops;
@@ -325,6 +355,8 @@ void wki_splice_end(wk_ctx *c, const wki_tensor *root, wki_node *const *all, siz
         if (k->s[i].used < s->used)
             s = &k->s[i];
     s->used = 0;
+    k->held = k->held == s ? NULL : k->held;
+    k->first = k->first == s ? NULL : k->first;
     s->from = k->from;
     s->to = extent_of(c);
     s->root = root_word(root);
