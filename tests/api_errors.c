@@ -232,6 +232,46 @@ TEST(errors, of_layers_name_the_line_that_called) {
     api_end(c);
 }
 
+TEST(errors, name_the_function_and_the_line) {
+    wk_ctx *c = api_ctx(false);
+    float v[4] = {0};
+    wk_tensor *w = wk_requires_grad(wk_ones(c, WK_F32, SIZE(2)), true), *x = wk_ones(c, WK_F32, SIZE(2)),
+              *none = NULL;
+    wk_adamw_options a;
+    wk_sgd_options s;
+    wk_loader_options l;
+    wk_adamw_options_init(&a);
+    wk_sgd_options_init(&s);
+    wk_loader_options_init(&l);
+    wk_field f = {.dtype = WK_F32, .ndim = 1, .size = {2}, .data = v};
+    CHECK_LINE(wk_backward(wk_scalar(c, 1)), WK_GRAD, "wk_backward: root 0 does not require grad");
+    CHECK_LINE(wk_backward_ex(&x, 1, NULL), WK_GRAD, "wk_backward_ex: root 0 does not require grad");
+    CHECK_LINE(wk_backward(wk_neg(w)), WK_GRAD, "wk_backward: a root of shape (2)");
+    a.lr = NAN;
+    CHECK_LINE(wk_adamw(c, &w, 1, &a), WK_INVALID, "wk_adamw: lr is nan");
+    a.lr = 1;
+    a.beta2 = 1;
+    CHECK_LINE(wk_adamw(c, &w, 1, &a), WK_INVALID, "wk_adamw: beta2 is 1");
+    s.momentum = -1;
+    CHECK_LINE(wk_sgd(c, &w, 1, &s), WK_INVALID, "wk_sgd: momentum is -1");
+    CHECK_LINE(wk_sgd(c, &none, 1, NULL), WK_INVALID, "wk_sgd: parameter 0 is NULL");
+    CHECK_LINE(wk_adamw(c, NULL, -1, NULL), WK_INVALID, "wk_adamw: -1 parameters");
+    wk_optim *o = wk_sgd(c, &w, 1, NULL);
+    CHECK_LINE(wk_optim_set_lr(o, -1), WK_INVALID, "wk_optim_set_lr: lr is -1");
+    CHECK_LINE(wk_loader_new(c, &f, 0, 2, NULL), WK_INVALID, "wk_loader_new: nfields is 0");
+    CHECK_LINE(wk_loader_new(c, NULL, 1, 2, NULL), WK_INVALID, "wk_loader_new: fields is NULL");
+    CHECK_LINE(wk_loader_new(c, &f, 1, -2, NULL), WK_INVALID, "wk_loader_new: count is -2");
+    l.batch = 0;
+    CHECK_LINE(wk_loader_new(c, &f, 1, 2, &l), WK_INVALID, "wk_loader_new: batch is 0");
+    f.size[0] = -3;
+    CHECK_LINE(wk_loader_new(c, &f, 1, 2, NULL), WK_SHAPE, "wk_loader_new: a batch of field 0: size (2, -3)");
+    f.data = NULL;
+    CHECK_LINE(wk_loader_new(c, &f, 1, 2, NULL), WK_INVALID, "wk_loader_new: the data of field 0 is NULL");
+    CHECK_LINE(wk_use_device(c, (wk_device)12), WK_DEVICE, "wk_use_device: there is no device 12");
+    CHECK_LINE(wk_to(x, (wk_device)-1), WK_DEVICE, "wk_to: there is no device -1");
+    api_end(c);
+}
+
 static int own_line;
 
 static void calls_a_layer(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {

@@ -438,15 +438,12 @@ int64_t wk_item_i64(wk_tensor *h) {
 wk_tensor *wk_to(wk_tensor *h, wk_device d) {
     ASK(h, h);
     wk_ctx *c = t->ctx;
-    const char *why;
     if (c->failed || (t->flags & WKI_F_POISON))
         return poison_handle(c);
     if (t->st->dev == d)
         return h;
-    if (!wk_device_available(c, d, &why)) {
-        wki_fail(c, WK_DEVICE, "wk_to: device %s: %s", wk_device_name(d), why);
+    if (!wki_need_device(c, d, "wk_to"))
         return poison_handle(c);
-    }
     size_t bytes = (size_t)t->numel * wki_dtype_size((wk_dtype)t->dtype);
     void *host = wki_malloc(bytes ? bytes : 1);
     if (!host) {
