@@ -516,8 +516,8 @@ struct wki_device_api {
     const struct wki_plan_api *plan; /* compile/plan.h */
 };
 extern const wki_device_api *const wki_devices[WK_DEVICE_COUNT];
-bool wki_need_device(wk_ctx *c, wk_device d,
-                     const char *function);                  /* false after wki_fail: it is not there */
+/* Is the device there? False after wki_fail, which names the function. */
+bool wki_need_device(wk_ctx *c, wk_device d, const char *function);
 static inline bool wki_device_wait(wk_ctx *c, wk_device d) { /* false after wki_fail */
     c->stats.device_waits++;
     return wki_devices[d]->sync(c);
