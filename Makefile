@@ -60,9 +60,12 @@ tsan:
 	@$(shell setarch -R true 2>/dev/null && echo setarch -R) $(MAKE) --no-print-directory test BUILD=build-tsan CMAKE_ARGS=-DWICK_SANITIZE=thread
 
 # A machine with a GPU may have only what was built elsewhere. The CUDA tests, then every test of the interface on the device.
+# Where the command says why there is none, nothing is run.
 gpu-check:
 	@test -x $(BUILD)/wick-tests || $(MAKE) --no-print-directory build
-	@status=0; WICK_REQUIRE_CUDA=1 $(BUILD)/wick-tests --jobs $(JOBS) --filter cuda $(TESTFLAGS) || status=1; \
+	@why=$$($(BUILD)/wick info 2>/dev/null | awk '$$1 == "cuda" { sub(/^ *cuda +/, ""); print; exit }'); \
+	case "$$why" in '' | available) ;; *) echo "gpu-check: $$why" >&2; exit 1 ;; esac; \
+	status=0; WICK_REQUIRE_CUDA=1 $(BUILD)/wick-tests --jobs $(JOBS) --filter cuda $(TESTFLAGS) || status=1; \
 	WICK_TEST_DEVICE=cuda WICK_REQUIRE_CUDA=1 $(BUILD)/wick-api-tests --jobs $(JOBS) $(TESTFLAGS) || status=1; exit $$status
 
 clean:

@@ -300,6 +300,8 @@ static error_t parse(int key, char *arg, struct argp_state *s) {
         o->name = arg;
         break;
     case ARGP_KEY_END:
+        if (o->name && o->list)
+            argp_error(s, "--list takes no bench, and '%s' is given", o->name);
         if (!o->name && !o->list)
             argp_error(s, "which bench? --list prints them");
         break;

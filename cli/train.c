@@ -292,7 +292,11 @@ static void job_init(job *j, const set *train, const set *test) {
 
 static int train(const options *o, wk_ctx *c, const set *train, const set *test) {
     job j = {.o = o, .c = c};
-    wk_use_device(c, o->device ? WK_CUDA : WK_CPU);
+    const wk_device device = o->device ? WK_CUDA : WK_CPU;
+    const char *why;
+    if (!wk_device_available(c, device, &why))
+        return cli_fail("--device %s: %s", devices[o->device], why);
+    wk_use_device(c, device);
     job_init(&j, train, test);
     double result = 0;
     progress p = progress_start(o->epochs, wk_loader_batches(j.train), o->batch, j.ntrain, o->json);

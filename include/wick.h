@@ -235,8 +235,9 @@ WK_API wk_compiled *wk_compile(wk_ctx *c, wk_fn fn, void *self, const wk_compile
    wk_call is for functions of one output. A call inside a call joins its recording; if it fails and the outer function takes
    the error, it is as if it had not been made.
    A call that fails, when the function runs or when its plan does, leaves parameters and what else it writes in place as they
-   were. On the CPU a wrong index makes wk_call itself fail. On CUDA it is found when something is read or waited for (wk_item,
-   wk_read, wk_sync); from the failed check to then no call writes in place. */
+   were. On the CPU a wrong index makes wk_call itself fail, unless a result still needs a gradient: such a call stays pending
+   and fails when it runs, at the latest when something is read. On CUDA it is found when something is read or waited for
+   (wk_item, wk_read, wk_sync); from the failed check to then no call writes in place. */
 WK_API wk_tensor *wk_call(wk_compiled *f, wk_tensor *const *in, int nin);
 WK_API void wk_call_n(wk_compiled *f, wk_tensor *const *in, int nin, wk_tensor **out, int nout);
 WK_API void wk_compiled_free(wk_compiled *f);

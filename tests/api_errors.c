@@ -192,6 +192,137 @@ TEST(errors, modules) {
     api_end(d);
 }
 
+/* The error begins so and names this file's line; takes it. */
+static void check_line(wk_ctx *c, wk_status s, const char *begins, int line) {
+    char here[64];
+    const char *m = wk_message(c);
+    snprintf(here, sizeof here, "[called at api_errors.c:%d]", line);
+    if (strncmp(m, begins, strlen(begins)))
+        FAIL("\"%s\" does not begin with \"%s\"", m, begins);
+    if (strstr(m, "called at") && !strstr(m, here))
+        FAIL("\"%s\" does not name line %d", m, line);
+    CHECK_ERROR(c, s);
+}
+#define CHECK_LINE(call, status, begins)                                                                     \
+    do {                                                                                                     \
+        call;                                                                                                \
+        check_line(c, status, begins, __LINE__);                                                             \
+    } while (0)
+
+TEST(errors, of_layers_name_the_line_that_called) {
+    wk_ctx *c = api_ctx(false);
+    wk_tensor *x = wk_ones(c, WK_F32, SIZE(64, 32)), *ids = wk_zeros(c, WK_I64, SIZE(3)), *dead = wk_neg(x);
+    wk_drop(dead);
+    wk_module *linear = wk_nn_linear(c, 16, 4, true), *relu = wk_nn_relu(c), *dropout = wk_nn_dropout(c, 0.5),
+              *bare = wk_nn_linear(c, 16, 4, false);
+    CHECK_LINE(wk_forward(linear, x), WK_SHAPE, "linear: `x` has shape (64, 32)");
+    CHECK_LINE(wk_forward(bare, x), WK_SHAPE, "linear: ");
+    CHECK_LINE(wk_forward(wk_nn_conv2d(c, 1, 2, 3, 1, 1, true), x), WK_SHAPE, "conv2d: ");
+    CHECK_LINE(wk_forward(wk_nn_layer_norm(c, 16, 1e-5), x), WK_SHAPE, "layer_norm: ");
+    CHECK_LINE(wk_forward(wk_nn_embedding(c, 16, 4), x), WK_DTYPE, "embedding: ");
+    CHECK_LINE(wk_forward(dropout, ids), WK_DTYPE, "dropout");
+    CHECK_LINE(wk_forward(relu, ids), WK_DTYPE, "relu: ");
+    CHECK_LINE(wk_forward(relu, dead), WK_HANDLE, "");
+    CHECK_LINE(wk_forward(relu, NULL), WK_INVALID, "relu takes one input");
+    CHECK_LINE(wk_forward_n(relu, (wk_tensor *[]){x, x}, 2, &dead, 1), WK_INVALID, "relu takes one input");
+    wk_module *all = wk_nn_sequential(c, (wk_module *[]){relu, linear}, 2),
+              *outer = wk_nn_sequential(c, &all, 1);
+    CHECK_LINE(wk_forward(all, x), WK_SHAPE, "linear: ");
+    CHECK_LINE(wk_forward(outer, x), WK_SHAPE, "linear: ");
+    api_end(c);
+}
+
+TEST(errors, name_the_function_and_the_line) {
+    wk_ctx *c = api_ctx(false);
+    float v[4] = {0};
+    wk_tensor *w = wk_requires_grad(wk_ones(c, WK_F32, SIZE(2)), true), *x = wk_ones(c, WK_F32, SIZE(2)),
+              *none = NULL;
+    wk_adamw_options a;
+    wk_sgd_options s;
+    wk_loader_options l;
+    wk_adamw_options_init(&a);
+    wk_sgd_options_init(&s);
+    wk_loader_options_init(&l);
+    wk_field f = {.dtype = WK_F32, .ndim = 1, .size = {2}, .data = v};
+    CHECK_LINE(wk_backward(wk_scalar(c, 1)), WK_GRAD, "wk_backward: root 0 does not require grad");
+    CHECK_LINE(wk_backward_ex(&x, 1, NULL), WK_GRAD, "wk_backward_ex: root 0 does not require grad");
+    CHECK_LINE(wk_backward(wk_neg(w)), WK_GRAD, "wk_backward: a root of shape (2)");
+    a.lr = NAN;
+    CHECK_LINE(wk_adamw(c, &w, 1, &a), WK_INVALID, "wk_adamw: lr is nan");
+    a.lr = 1;
+    a.beta2 = 1;
+    CHECK_LINE(wk_adamw(c, &w, 1, &a), WK_INVALID, "wk_adamw: beta2 is 1");
+    s.momentum = -1;
+    CHECK_LINE(wk_sgd(c, &w, 1, &s), WK_INVALID, "wk_sgd: momentum is -1");
+    CHECK_LINE(wk_sgd(c, &none, 1, NULL), WK_INVALID, "wk_sgd: parameter 0 is NULL");
+    CHECK_LINE(wk_adamw(c, NULL, -1, NULL), WK_INVALID, "wk_adamw: -1 parameters");
+    wk_optim *o = wk_sgd(c, &w, 1, NULL);
+    CHECK_LINE(wk_optim_set_lr(o, -1), WK_INVALID, "wk_optim_set_lr: lr is -1");
+    CHECK_LINE(wk_loader_new(c, &f, 0, 2, NULL), WK_INVALID, "wk_loader_new: nfields is 0");
+    CHECK_LINE(wk_loader_new(c, NULL, 1, 2, NULL), WK_INVALID, "wk_loader_new: fields is NULL");
+    CHECK_LINE(wk_loader_new(c, &f, 1, -2, NULL), WK_INVALID, "wk_loader_new: count is -2");
+    l.batch = 0;
+    CHECK_LINE(wk_loader_new(c, &f, 1, 2, &l), WK_INVALID, "wk_loader_new: batch is 0");
+    f.size[0] = -3;
+    CHECK_LINE(wk_loader_new(c, &f, 1, 2, NULL), WK_SHAPE, "wk_loader_new: a batch of field 0: size (2, -3)");
+    f.data = NULL;
+    CHECK_LINE(wk_loader_new(c, &f, 1, 2, NULL), WK_INVALID, "wk_loader_new: the data of field 0 is NULL");
+    CHECK_LINE(wk_use_device(c, (wk_device)12), WK_DEVICE, "wk_use_device: there is no device 12");
+    CHECK_LINE(wk_to(x, (wk_device)-1), WK_DEVICE, "wk_to: there is no device -1");
+    api_end(c);
+}
+
+static int own_line;
+
+static void calls_a_layer(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)c, (void)nin, (void)nout;
+    own_line = __LINE__ + 1;
+    out[0] = wk_forward(self, wk_neg(in[0]));
+}
+
+/* A user's module among built-in ones names its own lines; what comes after it names that of the whole again. */
+TEST(errors, of_layers_inside_a_users_module) {
+    wk_ctx *c = api_ctx(false);
+    wk_tensor *x = wk_ones(c, WK_F32, SIZE(2, 16));
+    wk_module *linear = wk_nn_linear(c, 16, 4, true), *wide = wk_nn_linear(c, 5, 4, true);
+    wk_module *m = wk_module_new(c, "m", calls_a_layer, linear, NULL),
+              *all = wk_nn_sequential(c, (wk_module *[]){m, wide}, 2);
+    CHECK_LINE(wk_forward(all, x), WK_SHAPE, "linear: `x` has shape (2, 4)");
+    wk_forward(all, wk_ones(c, WK_F32, SIZE(2, 3)));
+    check_line(c, WK_SHAPE, "linear: `x` has shape (2, 3)", own_line);
+    api_end(c);
+}
+
+TEST(errors, of_layers_that_cannot_be) {
+    wk_ctx *c = api_ctx(false);
+    const int64_t big = (int64_t)1 << 40;
+    wk_module *relu = wk_nn_relu(c);
+    CHECK_LINE(wk_nn_linear(c, -3, 4, true), WK_SHAPE,
+               "wk_nn_linear: in_features -3, out_features 4; each must be");
+    CHECK_LINE(wk_nn_linear(c, 3, 0, true), WK_SHAPE, "wk_nn_linear: in_features 3, out_features 0");
+    CHECK_LINE(wk_nn_linear(c, big, big, true), WK_SHAPE, "wk_nn_linear: in_features 1099511627776");
+    CHECK_LINE(wk_nn_conv2d(c, 0, 2, 3, 1, 1, true), WK_SHAPE, "wk_nn_conv2d: in_channels 0");
+    CHECK_LINE(wk_nn_conv2d(c, 1, 2, -3, 1, 1, true), WK_SHAPE, "wk_nn_conv2d: in_channels 1");
+    CHECK_LINE(wk_nn_conv2d(c, 1, 2, 3, 0, 1, true), WK_INVALID, "wk_nn_conv2d: stride 0");
+    CHECK_LINE(wk_nn_conv2d(c, 1, 2, 3, 1, -1, true), WK_INVALID, "wk_nn_conv2d: padding -1");
+    CHECK_LINE(wk_nn_layer_norm(c, -1, 1e-5), WK_SHAPE, "wk_nn_layer_norm: features -1; it must be");
+    CHECK_LINE(wk_nn_layer_norm(c, 4, NAN), WK_INVALID, "wk_nn_layer_norm: eps is nan");
+    CHECK_LINE(wk_nn_embedding(c, 4, -1), WK_SHAPE, "wk_nn_embedding: count 4, features -1");
+    CHECK_LINE(wk_nn_dropout(c, 2), WK_INVALID, "wk_nn_dropout: p is 2");
+    CHECK_LINE(wk_nn_dropout(c, 1), WK_INVALID, "wk_nn_dropout: p is 1");
+    CHECK_LINE(wk_nn_dropout(c, NAN), WK_INVALID, "wk_nn_dropout: p is nan");
+    CHECK_LINE(wk_nn_sequential(c, NULL, 2), WK_INVALID, "wk_nn_sequential: 2 layers in NULL");
+    CHECK_LINE(wk_nn_sequential(c, &relu, -1), WK_INVALID, "wk_nn_sequential: -1 layers");
+    CHECK_LINE(wk_nn_sequential(c, (wk_module *[]){relu, NULL}, 2), WK_INVALID,
+               "wk_nn_sequential: layer 1 is NULL");
+    CHECK_LINE(wk_nn_sequential(c, (wk_module *[]){relu, relu}, 2), WK_STATE, "sequential: child \"1\"");
+    CHECK_LINE(wk_module_param(relu, "ids", wk_zeros(c, WK_I64, SIZE(3))), WK_DTYPE,
+               "wk_module_param: \"ids\"");
+    CHECK(wk_is_poison(wk_forward(wk_nn_dropout(c, 2), wk_scalar(c, 1))));
+    CHECK_ERROR(c, WK_INVALID);
+    api_end(c);
+}
+
 static void frees_itself(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
     (void)self, (void)nin, (void)nout;
     wk_module_free(wk_this_module(c));

@@ -60,6 +60,7 @@ usage_errors() {
         fails_with 2 "unexpected argument" "$wick" info extra &&
         fails_with 2 "no bench" "$wick" bench nonsense &&
         fails_with 2 "no bench" "$wick" bench overhead.nonsense &&
+        fails_with 2 "--list takes no bench" "$wick" bench --list extra &&
         status 2 "$wick" bench
 }
 
@@ -204,6 +205,15 @@ bench_devices() {
     grep -qE '^mlp_step_host +skipped: ' "$dir/out" && grep -qF 'its case was skipped' "$dir/err"
 }
 
+# Training asks for a device that is not there: its reason, and no line of the command's own source. Nor does gpu-check start.
+no_such_device() {
+    local none=(env CUDA_VISIBLE_DEVICES= WICK_CUDA_PATH=/nowhere)
+    fails_with 1 'wick: --device cuda: ' "${none[@]}" "$wick" train --model mlp --device cuda --data-dir "$dir/data" || return 1
+    ! grep -q 'called' "$dir/err" && [ "$(wc -l <"$dir/err")" = 1 ] || { cat "$dir/err"; return 1; }
+    fails_with 2 'gpu-check: no CUDA device' "${none[@]}" make -s --no-print-directory gpu-check BUILD="${wick%/wick}" &&
+        ! grep -q passed "$dir/out"
+}
+
 # What the library writes about kernels, to stderr alone: the one that runs, and why a better one does not.
 traces() {
     status 0 env WICK_TRACE=dispatch "$wick" train --model cnn --epochs 1 --batch 8 --compile off --data-dir "$dir/data" &&
@@ -236,6 +246,7 @@ check cli.every_length every_length
 check cli.unwritable_output unwritable_output
 check cli.lists lists
 check cli.benches benches
+check cli.no_such_device no_such_device
 check cli.traces traces
 check cli.bench_ratios bench_ratios
 check cli.bench_demo bench_demo

@@ -8,7 +8,8 @@
 
 typedef struct engine {
     wk_ctx *c;
-    wki_node **heap; /* ready records, newest (largest seq) on top */
+    const char *function; /* that was called, for messages */
+    wki_node **heap;      /* ready records, newest (largest seq) on top */
     size_t nheap, cap_heap;
     /* Every reached record, the roots' first; these hold references, and the roots all others. */
     wki_node **all;
@@ -245,13 +246,13 @@ static wki_tensor *root_gradient(engine *e, wki_tensor *root, wki_tensor *given)
     if (given) {
         if (given->ndim != root->ndim || memcmp(given->size, root->size, (size_t)root->ndim * 8) != 0) {
             char a[128], b[128];
-            wki_fail(c, WK_SHAPE, "gradient of shape %s given for a root of shape %s",
+            wki_fail(c, WK_SHAPE, "%s: gradient of shape %s given for a root of shape %s", e->function,
                      wki_shape_text(a, sizeof a, given->ndim, given->size),
                      wki_shape_text(b, sizeof b, root->ndim, root->size));
             return NULL;
         }
         if (given->dtype != root->dtype || given->st->dev != root->st->dev) {
-            wki_fail(c, WK_DTYPE, "gradient of %s on %s given for a root of %s on %s",
+            wki_fail(c, WK_DTYPE, "%s: gradient of %s on %s given for a root of %s on %s", e->function,
                      wk_dtype_name((wk_dtype)given->dtype), wk_device_name((wk_device)given->st->dev),
                      wk_dtype_name((wk_dtype)root->dtype), wk_device_name((wk_device)root->st->dev));
             return NULL;
@@ -260,9 +261,8 @@ static wki_tensor *root_gradient(engine *e, wki_tensor *root, wki_tensor *given)
     }
     if (root->numel != 1) {
         char a[128];
-        wki_fail(c, WK_GRAD,
-                 "backward from a tensor of shape %s: it must have one element, or a gradient must be given",
-                 wki_shape_text(a, sizeof a, root->ndim, root->size));
+        wki_fail(c, WK_GRAD, "%s: a root of shape %s; it must have one element, or a gradient must be given",
+                 e->function, wki_shape_text(a, sizeof a, root->ndim, root->size));
         return NULL;
     }
     wki_tensor *g = wki_full_like(c, root, 1.0);
@@ -273,9 +273,10 @@ static bool run(engine *e, wki_tensor *const *roots, int nroots, wki_tensor *con
     wk_ctx *c = e->c;
     for (int i = 0; i < nroots; i++) {
         if (!(roots[i]->flags & WKI_F_REQ))
-            return wki_fail(c, WK_GRAD, "root %d does not require grad: nothing to differentiate", i);
+            return wki_fail(c, WK_GRAD, "%s: root %d does not require grad: nothing to differentiate",
+                            e->function, i);
         if (roots[i]->st->failed)
-            return wki_fail(c, WK_STATE, "root %d is the result of a call that failed", i);
+            return wki_fail(c, WK_STATE, "%s: root %d is the result of a call that failed", e->function, i);
         if (roots[i]->fn && !reach(e, roots[i]->fn))
             return false;
     }
@@ -367,7 +368,7 @@ void wk_backward(wk_tensor *h) {
         wki_fail_poison(c, "wk_backward: the loss");
         return;
     }
-    engine e = {.c = c};
+    engine e = {.c = c, .function = "wk_backward"};
     backward(&e, &loss, 1, NULL, NULL);
 }
 
@@ -425,6 +426,7 @@ void wk_backward_ex(wk_tensor *const *roots, int nroots, const wk_backward_optio
     }
     wki_begin(c, caller);
     engine e = {.c = c,
+                .function = "wk_backward_ex",
                 .create_graph = o->create_graph,
                 .retain = o->retain_graph || o->create_graph,
                 .inputs = nin ? in : NULL,

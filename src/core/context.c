@@ -352,13 +352,18 @@ bool wk_device_available(wk_ctx *c, wk_device d, const char **why_not) {
     return ok;
 }
 
-void wk_use_device(wk_ctx *c, wk_device d) {
+bool wki_need_device(wk_ctx *c, wk_device d, const char *function) {
     const char *why;
+    if ((unsigned)d >= WK_DEVICE_COUNT)
+        return wki_fail(c, WK_DEVICE, "%s: there is no device %d", function, (int)d);
+    return wk_device_available(c, d, &why) ||
+           wki_fail(c, WK_DEVICE, "%s: device %s: %s", function, wk_device_name(d), why);
+}
+
+void wk_use_device(wk_ctx *c, wk_device d) {
     wki_begin(c, __builtin_return_address(0));
-    if (wk_device_available(c, d, &why))
+    if (wki_need_device(c, d, "wk_use_device"))
         c->dev = (uint8_t)d;
-    else
-        wki_fail(c, WK_DEVICE, "device %s: %s", wk_device_name(d), why);
 }
 
 wk_device wk_current_device(wk_ctx *c) { return (wk_device)c->dev; }

@@ -388,6 +388,9 @@ extern const uint8_t wki_dtype_ranks[WK_DTYPE_COUNT];     /* promotion goes to t
 static inline size_t wki_dtype_size(wk_dtype d) { return wki_dtype_bytes[d]; }
 static inline int wki_dtype_kind(wk_dtype d) { return wki_dtype_kinds[d]; }
 static inline wki_tensor *wki_poison(wk_ctx *c) { return c->poison; }
+/* A fresh leaf with memory, of any content or all `value` (0 or 1); `what` begins the message. NULL after wki_fail. */
+wki_tensor *wki_leaf(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *size, const char *what);
+wki_tensor *wki_filled(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *size, int value, const char *what);
 wki_tensor *wki_alias(wk_ctx *c, wki_tensor *t);    /* another handle on the same value, same graph */
 wki_tensor *wki_detached(wk_ctx *c, wki_tensor *t); /* same storage, no graph */
 void wki_drop_grad(wki_tensor *t);
@@ -513,6 +516,8 @@ struct wki_device_api {
     const struct wki_plan_api *plan; /* compile/plan.h */
 };
 extern const wki_device_api *const wki_devices[WK_DEVICE_COUNT];
+/* Is the device there? False after wki_fail, which names the function. */
+bool wki_need_device(wk_ctx *c, wk_device d, const char *function);
 static inline bool wki_device_wait(wk_ctx *c, wk_device d) { /* false after wki_fail */
     c->stats.device_waits++;
     return wki_devices[d]->sync(c);

@@ -6,8 +6,7 @@
 
 static wk_tensor *poison_handle(wk_ctx *c) { return wki_handle(c->poison); }
 
-/* A fresh leaf of the given shape, with memory. NULL after wki_fail. */
-static wki_tensor *leaf_new(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *size, const char *what) {
+wki_tensor *wki_leaf(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *size, const char *what) {
     if (c->failed)
         return NULL;
     if ((unsigned)dt >= WK_DTYPE_COUNT) {
@@ -49,7 +48,7 @@ static wki_tensor *leaf_new(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *siz
 
 wk_tensor *wk_empty(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *size) {
     BEGIN(c);
-    wki_tensor *t = leaf_new(c, dt, ndim, size, "wk_empty");
+    wki_tensor *t = wki_leaf(c, dt, ndim, size, "wk_empty");
     return t ? wki_handle(t) : poison_handle(c);
 }
 
@@ -88,26 +87,26 @@ static bool fill(wk_ctx *c, wki_tensor *t, int value) {
     return ok;
 }
 
-static wk_tensor *filled(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *size, int value, const char *what) {
-    wki_tensor *t = leaf_new(c, dt, ndim, size, what);
-    if (!t || !fill(c, t, value))
-        return poison_handle(c);
-    return wki_handle(t);
+wki_tensor *wki_filled(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *size, int value, const char *what) {
+    wki_tensor *t = wki_leaf(c, dt, ndim, size, what);
+    return t && fill(c, t, value) ? t : NULL;
 }
 
 wk_tensor *wk_zeros(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *size) {
     BEGIN(c);
-    return filled(c, dt, ndim, size, 0, "wk_zeros");
+    wki_tensor *t = wki_filled(c, dt, ndim, size, 0, "wk_zeros");
+    return t ? wki_handle(t) : poison_handle(c);
 }
 
 wk_tensor *wk_ones(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *size) {
     BEGIN(c);
-    return filled(c, dt, ndim, size, 1, "wk_ones");
+    wki_tensor *t = wki_filled(c, dt, ndim, size, 1, "wk_ones");
+    return t ? wki_handle(t) : poison_handle(c);
 }
 
 wk_tensor *wk_from_data(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *size, const void *data) {
     BEGIN(c);
-    wki_tensor *t = leaf_new(c, dt, ndim, size, "wk_from_data");
+    wki_tensor *t = wki_leaf(c, dt, ndim, size, "wk_from_data");
     if (!t)
         return poison_handle(c);
     if (t->st->bytes && !data) {
@@ -122,7 +121,7 @@ wk_tensor *wk_from_data(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *size, c
 wk_tensor *wk_scalar(wk_ctx *c, double value) {
     BEGIN(c);
     float f = (float)value;
-    wki_tensor *t = leaf_new(c, WK_F32, 0, NULL, "wk_scalar");
+    wki_tensor *t = wki_leaf(c, WK_F32, 0, NULL, "wk_scalar");
     if (!t || !wki_devices[t->st->dev]->upload(c, t->st->data, &f, sizeof f))
         return poison_handle(c);
     return wki_handle(t);
@@ -439,15 +438,12 @@ int64_t wk_item_i64(wk_tensor *h) {
 wk_tensor *wk_to(wk_tensor *h, wk_device d) {
     ASK(h, h);
     wk_ctx *c = t->ctx;
-    const char *why;
     if (c->failed || (t->flags & WKI_F_POISON))
         return poison_handle(c);
     if (t->st->dev == d)
         return h;
-    if (!wk_device_available(c, d, &why)) {
-        wki_fail(c, WK_DEVICE, "wk_to: device %s: %s", wk_device_name(d), why);
+    if (!wki_need_device(c, d, "wk_to"))
         return poison_handle(c);
-    }
     size_t bytes = (size_t)t->numel * wki_dtype_size((wk_dtype)t->dtype);
     void *host = wki_malloc(bytes ? bytes : 1);
     if (!host) {

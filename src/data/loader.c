@@ -1,4 +1,5 @@
 /* The batch loader: gathers samples from host arrays into tensors that it reuses. May call: base, core, the public API. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/hash.h"
@@ -45,15 +46,19 @@ static void destroy(void *body) {
     wki_free(l);
 }
 
-static bool batch_tensor(loader *l, field *f, int64_t n, wk_tensor **out) {
+static bool batch_tensor(loader *l, const field *f, int64_t n, wk_tensor **out) {
     int64_t size[WK_MAX_DIMS] = {n};
     memcpy(size + 1, f->what.size, (size_t)f->what.ndim * sizeof *size);
     wk_scope_begin(l->c);
-    wk_tensor *t = wk_empty(l->c, f->dtype, f->what.ndim + 1, size);
-    if (!l->c->failed)
-        *out = wk_retain(t);
+    char what[64];
+    snprintf(what, sizeof what, "wk_loader_new: a batch of field %d", (int)(f - l->fields));
+    const void *caller = l->c->caller;
+    wki_tensor *t = wki_leaf(l->c, f->dtype, f->what.ndim + 1, size, what);
+    if (t)
+        *out = wk_retain(wki_handle(t));
+    l->c->caller = caller;
     wk_scope_end(l->c);
-    return !l->c->failed;
+    return t;
 }
 
 static bool field_init(loader *l, int i, const wk_field *what) {
@@ -63,13 +68,14 @@ static bool field_init(loader *l, int i, const wk_field *what) {
     bool known =
         what->dtype == WK_U8 || what->dtype == WK_F32 || what->dtype == WK_I64 || what->dtype == WK_I32;
     if (!known)
-        return wki_fail(c, WK_DTYPE, "field %d is %s; a loader takes u8, f32, i64 and i32", i,
+        return wki_fail(c, WK_DTYPE, "wk_loader_new: field %d is %s; a loader takes u8, f32, i64 and i32", i,
                         wk_dtype_name(what->dtype));
     if (what->ndim < 0 || what->ndim >= WK_MAX_DIMS)
-        return wki_fail(c, WK_SHAPE, "field %d has %d dimensions a sample (0 to %d are allowed)", i,
+        return wki_fail(c, WK_SHAPE,
+                        "wk_loader_new: field %d has %d dimensions a sample (0 to %d are allowed)", i,
                         what->ndim, WK_MAX_DIMS - 1);
     if (!what->data && l->count)
-        return wki_fail(c, WK_INVALID, "field %d has no data", i);
+        return wki_fail(c, WK_INVALID, "wk_loader_new: the data of field %d is NULL", i);
     f->dtype = what->dtype == WK_F32 || (what->dtype == WK_U8 && !what->index) ? WK_F32 : WK_I64;
     int64_t tail = l->opt.drop_last ? 0 : l->count % l->opt.batch;
     if (l->count >= l->opt.batch && !batch_tensor(l, f, l->opt.batch, &f->full))
@@ -88,6 +94,18 @@ static bool field_init(loader *l, int i, const wk_field *what) {
     return true;
 }
 
+static bool counts_ok(wk_ctx *c, const wk_field *fields, int nfields, int64_t count, int64_t batch) {
+    if (nfields < 1)
+        return wki_fail(c, WK_INVALID, "wk_loader_new: nfields is %d; it must be at least 1", nfields);
+    if (!fields)
+        return wki_fail(c, WK_INVALID, "wk_loader_new: fields is NULL");
+    if (count < 0)
+        return wki_fail(c, WK_INVALID, "wk_loader_new: count is %lld; it must be at least 0",
+                        (long long)count);
+    return batch >= 1 ||
+           wki_fail(c, WK_INVALID, "wk_loader_new: batch is %lld; it must be at least 1", (long long)batch);
+}
+
 wk_loader *wk_loader_new(wk_ctx *c, const wk_field *fields, int nfields, int64_t count,
                          const wk_loader_options *given) {
     wk_loader_options o;
@@ -99,11 +117,8 @@ wk_loader *wk_loader_new(wk_ctx *c, const wk_field *fields, int nfields, int64_t
         wki_wrong_struct(c, "wk_loader_options");
         return wki_box_invalid(c);
     }
-    if (o.batch < 1 || count < 0 || nfields < 1 || !fields) {
-        wki_fail(c, WK_INVALID, "a loader of %d fields, %lld samples and batches of %lld", nfields,
-                 (long long)count, (long long)o.batch);
+    if (!counts_ok(c, fields, nfields, count, o.batch))
         return wki_box_invalid(c);
-    }
     loader *l = wki_calloc(1, sizeof *l + (size_t)nfields * sizeof *l->fields);
     if (!l) {
         wki_fail(c, WK_NOMEM, "no host memory for a loader");

@@ -98,8 +98,7 @@ static wki_module *make(wk_ctx *c, const char *kind, wk_fn forward, wki_self *se
     return m;
 }
 
-wk_module *wk_module_new(wk_ctx *c, const char *kind, wk_fn forward, void *self, void (*free_self)(void *)) {
-    wki_begin(c, CALLER);
+wk_module *wki_module_new(wk_ctx *c, const char *kind, wk_fn forward, void *self, void (*free_self)(void *)) {
     if (!forward)
         wki_fail(c, WK_INVALID, "a module needs a forward function");
     wki_self *s = forward ? wki_malloc(sizeof *s) : NULL;
@@ -113,6 +112,11 @@ wk_module *wk_module_new(wk_ctx *c, const char *kind, wk_fn forward, void *self,
         free_self(self);
     out_of_memory(c);
     return wki_box_invalid(c);
+}
+
+wk_module *wk_module_new(wk_ctx *c, const char *kind, wk_fn forward, void *self, void (*free_self)(void *)) {
+    wki_begin(c, CALLER);
+    return wki_module_new(c, kind, forward, self, free_self);
 }
 
 static bool tree_runs(const wki_module *m) {
@@ -189,8 +193,19 @@ static bool add_item(wki_module *m, wki_item_kind kind, const char *name, wk_ten
     return true;
 }
 
-static wk_tensor *add_state(wk_module *h, wki_item_kind kind, const char *name, wk_tensor *t,
-                            const void *caller) {
+/* Can t be a parameter? */
+static bool trainable(wki_module *m, const char *name, const wki_tensor *t) {
+    if (t->fn)
+        return wki_fail(m->c, WK_GRAD, "wk_module_param: \"%s\" of %s is a result of `%s`, not a leaf", name,
+                        m->kind, t->fn->op->name);
+    if (t->dtype != WK_F32)
+        return wki_fail(m->c, WK_DTYPE, "wk_module_param: \"%s\" of %s is %s, which has no gradients", name,
+                        m->kind, wk_dtype_name((wk_dtype)t->dtype));
+    return true;
+}
+
+wk_tensor *wki_module_add(wk_module *h, wki_item_kind kind, const char *name, wk_tensor *t,
+                          const void *caller) {
     wki_module *m = get(h, caller);
     wki_tensor *p = wki_enter(t, caller);
     if (!m || !p || m->c->failed)
@@ -208,19 +223,19 @@ static wk_tensor *add_state(wk_module *h, wki_item_kind kind, const char *name, 
     if (p->ctx != m->c)
         wki_fail(m->c, WK_HANDLE, "%s: %s \"%s\" belongs to another context", m->kind,
                  kind == WKI_PARAM ? "parameter" : "buffer", name);
-    else if (kind == WKI_PARAM)
-        wk_requires_grad(t, true);
-    else if (p->flags & WKI_F_REQ)
+    else if (kind == WKI_BUFFER && p->flags & WKI_F_REQ)
         wki_fail(m->c, WK_INVALID, "%s: buffer \"%s\" requires a gradient", m->kind, name);
+    else if (kind == WKI_PARAM && trainable(m, name, p))
+        p->flags |= WKI_F_REQ;
     return !m->c->failed && add_item(m, kind, name, t) ? t : wki_handle(poison);
 }
 
 wk_tensor *wk_module_param(wk_module *m, const char *name, wk_tensor *t) {
-    return add_state(m, WKI_PARAM, name, t, CALLER);
+    return wki_module_add(m, WKI_PARAM, name, t, CALLER);
 }
 
 wk_tensor *wk_module_buffer(wk_module *m, const char *name, wk_tensor *t) {
-    return add_state(m, WKI_BUFFER, name, t, CALLER);
+    return wki_module_add(m, WKI_BUFFER, name, t, CALLER);
 }
 
 static bool add_child(wki_module *m, const char *name, wki_module *child) {
@@ -233,13 +248,13 @@ static bool add_child(wki_module *m, const char *name, wki_module *child) {
     return true;
 }
 
-wk_module *wk_module_child(wk_module *h, const char *name, wk_module *child) {
-    wki_module *m = get(h, CALLER), *k = get(child, CALLER);
+void wki_module_adopt(wk_module *h, const char *name, wk_module *child, const void *caller) {
+    wki_module *m = get(h, caller), *k = get(child, caller);
     if (!m || !k || m->c->failed)
-        return child;
-    wki_begin(m->c, CALLER);
+        return;
+    wki_begin(m->c, caller);
     if (!name_ok(m, name))
-        return child;
+        return;
     wki_module *root = m;
     while (root->parent)
         root = root->parent;
@@ -251,6 +266,10 @@ wk_module *wk_module_child(wk_module *h, const char *name, wk_module *child) {
         wki_fail(m->c, WK_INVALID, "%s: child \"%s\" would contain itself", m->kind, name);
     else
         add_child(m, name, k);
+}
+
+wk_module *wk_module_child(wk_module *m, const char *name, wk_module *child) {
+    wki_module_adopt(m, name, child, CALLER);
     return child;
 }
 
@@ -325,8 +344,8 @@ static void run_forward(wk_ctx *c, wki_module *m, void **running, wk_tensor *con
     wk_scope_end(c);
 }
 
-static void forward_n(wk_module *h, wk_tensor *const *in, int nin, wk_tensor **out, int nout,
-                      const void *caller) {
+void wki_forward_n(wk_module *h, wk_tensor *const *in, int nin, wk_tensor **out, int nout,
+                   const void *caller) {
     wk_ctx *c = NULL;
     for (int i = 0; i < nin && !c; i++) /* the first input that is present says where it runs */
         if (in[i])
@@ -350,12 +369,12 @@ static void forward_n(wk_module *h, wk_tensor *const *in, int nin, wk_tensor **o
 
 wk_tensor *wk_forward(wk_module *m, wk_tensor *x) {
     wk_tensor *y;
-    forward_n(m, &x, 1, &y, 1, CALLER);
+    wki_forward_n(m, &x, 1, &y, 1, CALLER);
     return y;
 }
 
 void wk_forward_n(wk_module *m, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
-    forward_n(m, in, nin, out, nout, CALLER);
+    wki_forward_n(m, in, nin, out, nout, CALLER);
 }
 
 wk_module *wk_this_module(wk_ctx *c) {

@@ -40,4 +40,13 @@ typedef struct wki_module {
     int nnames;
 } wki_module;
 
+/* The public calls behind which the built-in layers stand: `caller` is their user's line, and wki_module_new keeps the one
+   that the context has. */
+wk_module *wki_module_new(wk_ctx *c, const char *kind, wk_fn forward, void *self, void (*free_self)(void *));
+wk_tensor *wki_module_add(wk_module *m, wki_item_kind kind, const char *name, wk_tensor *t,
+                          const void *caller);
+void wki_module_adopt(wk_module *m, const char *name, wk_module *child, const void *caller);
+void wki_forward_n(wk_module *m, wk_tensor *const *in, int nin, wk_tensor **out, int nout,
+                   const void *caller);
+
 #endif

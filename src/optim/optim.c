@@ -69,24 +69,27 @@ static bool allocate(optim *o) {
     return true;
 }
 
+static const char *maker(const optim *o) { return o->adamw ? "wk_adamw" : "wk_sgd"; }
+
 static bool take_param(optim *o, int i, wk_tensor *h, const void *caller) {
     wki_tensor *t = wki_enter(h, caller);
+    const char *function = maker(o);
     if (!h)
-        wki_fail(o->c, WK_INVALID, "parameter %d is NULL", i);
+        wki_fail(o->c, WK_INVALID, "%s: parameter %d is NULL", function, i);
     if (!t || o->c->failed)
         return false;
     if (t == o->c->poison) {
         char what[64];
-        snprintf(what, sizeof what, "%s: parameter %d", o->adamw ? "wk_adamw" : "wk_sgd", i);
+        snprintf(what, sizeof what, "%s: parameter %d", function, i);
         return wki_fail_poison(o->c, what);
     }
     if (t->ctx != o->c)
-        return wki_fail(o->c, WK_HANDLE, "parameter %d belongs to another context", i);
+        return wki_fail(o->c, WK_HANDLE, "%s: parameter %d belongs to another context", function, i);
     if (t->fn)
-        return wki_fail(o->c, WK_GRAD, "parameter %d is the result of an op, not a leaf", i);
+        return wki_fail(o->c, WK_GRAD, "%s: parameter %d is the result of an op, not a leaf", function, i);
     for (int j = 0; j < i; j++)
         if (o->param[j] == t)
-            return wki_fail(o->c, WK_INVALID, "parameters %d and %d are the same tensor", j, i);
+            return wki_fail(o->c, WK_INVALID, "%s: parameters %d and %d are the same tensor", function, j, i);
     wki_tensor_user_up(t);
     t->st->pinned = 1;
     o->param[i] = t;
@@ -99,15 +102,14 @@ static wki_tensor *make_state(optim *o, int i) {
     wk_device dev = wk_current_device(o->c);
     o->c->dev = p->st->dev;
     wk_scope_begin(o->c);
-    wki_tensor *t = wki_slot(wk_zeros(o->c, (wk_dtype)p->dtype, p->ndim, p->size));
-    bool ok = !o->c->failed;
-    if (ok) {
+    wki_tensor *t = wki_filled(o->c, (wk_dtype)p->dtype, p->ndim, p->size, 0, maker(o));
+    if (t) {
         wki_tensor_user_up(t);
         t->st->pinned = 1;
     }
     wk_scope_end(o->c);
     o->c->dev = (uint8_t)dev;
-    return ok ? t : NULL;
+    return t;
 }
 
 /* `what` is a template; its parameters and state are made here. */
@@ -118,7 +120,7 @@ static wk_optim *make(wk_ctx *c, optim what, wk_tensor *const *params, int n, co
     optim *o = n >= 0 && (params || !n) ? wki_malloc(sizeof *o) : NULL;
     if (!o) {
         if (n < 0 || (n && !params))
-            wki_fail(c, WK_INVALID, "an optimizer of %d parameters", n);
+            wki_fail(c, WK_INVALID, "%s: %d parameters%s", maker(&what), n, params ? "" : " in NULL");
         else
             wki_fail(c, WK_NOMEM, "no host memory for an optimizer");
         return wki_box_invalid(c);
@@ -142,12 +144,13 @@ static wk_optim *make(wk_ctx *c, optim what, wk_tensor *const *params, int n, co
     return o->handle;
 }
 
-static bool at_least_0(wk_ctx *c, const char *name, double v) {
-    return v >= 0 ? true : wki_fail(c, WK_INVALID, "%s is %g; it must be at least 0", name, v);
+static bool at_least_0(wk_ctx *c, const char *function, const char *name, double v) {
+    return v >= 0 ? true : wki_fail(c, WK_INVALID, "%s: %s is %g; it must be at least 0", function, name, v);
 }
 
 static bool fraction(wk_ctx *c, const char *name, double v) {
-    return v >= 0 && v < 1 ? true : wki_fail(c, WK_INVALID, "%s is %g; it must be in [0, 1)", name, v);
+    return (v >= 0 && v < 1) ||
+           wki_fail(c, WK_INVALID, "wk_adamw: %s is %g; it must be at least 0 and less than 1", name, v);
 }
 
 wk_optim *wk_adamw(wk_ctx *c, wk_tensor *const *params, int n, const wk_adamw_options *given) {
@@ -158,8 +161,9 @@ wk_optim *wk_adamw(wk_ctx *c, wk_tensor *const *params, int n, const wk_adamw_op
         wki_wrong_struct(c, "wk_adamw_options");
         return wki_box_invalid(c);
     }
-    if (!at_least_0(c, "lr", o.lr) || !fraction(c, "beta1", o.beta1) || !fraction(c, "beta2", o.beta2) ||
-        !at_least_0(c, "eps", o.eps) || !at_least_0(c, "weight_decay", o.weight_decay))
+    if (!at_least_0(c, "wk_adamw", "lr", o.lr) || !fraction(c, "beta1", o.beta1) ||
+        !fraction(c, "beta2", o.beta2) || !at_least_0(c, "wk_adamw", "eps", o.eps) ||
+        !at_least_0(c, "wk_adamw", "weight_decay", o.weight_decay))
         return wki_box_invalid(c);
     optim what = {.adamw = true,
                   .lr = o.lr,
@@ -179,11 +183,11 @@ wk_optim *wk_sgd(wk_ctx *c, wk_tensor *const *params, int n, const wk_sgd_option
         wki_wrong_struct(c, "wk_sgd_options");
         return wki_box_invalid(c);
     }
-    if (!at_least_0(c, "lr", o.lr) || !at_least_0(c, "momentum", o.momentum) ||
-        !at_least_0(c, "weight_decay", o.weight_decay))
+    if (!at_least_0(c, "wk_sgd", "lr", o.lr) || !at_least_0(c, "wk_sgd", "momentum", o.momentum) ||
+        !at_least_0(c, "wk_sgd", "weight_decay", o.weight_decay))
         return wki_box_invalid(c);
     if (o.nesterov && o.momentum <= 0) {
-        wki_fail(c, WK_INVALID, "nesterov needs a momentum above 0");
+        wki_fail(c, WK_INVALID, "wk_sgd: nesterov needs a momentum above 0");
         return wki_box_invalid(c);
     }
     optim what = {.lr = o.lr,
@@ -293,7 +297,7 @@ void wk_optim_set_lr(wk_optim *h, double lr) {
     if (!o)
         return;
     wki_begin(o->c, CALLER);
-    if (at_least_0(o->c, "lr", lr))
+    if (at_least_0(o->c, "wk_optim_set_lr", "lr", lr))
         o->lr = lr;
 }
 
