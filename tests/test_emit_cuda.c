@@ -664,8 +664,10 @@ static bool launch_kernel(kcase *c, void *lib, const wki_cu_loop_params *params,
     char symbol[64];
     snprintf(symbol, sizeof symbol, "%s_run", c->text.name);
     runner run = (runner)dlsym(lib, symbol);
-    if (!CHECK(run != NULL))
+    if (!run) {
+        FAIL("%s: no function %s", c->title, symbol);
         return false;
+    }
     const char *wrong = run(params->data, args, params->grid, params->block, wkt_u64());
     if (wrong)
         FAIL("%s: %s", c->title, wrong);
@@ -685,13 +687,15 @@ static bool run_kernel(kcase *c, void *lib) {
     int32_t *counts = calloc((size_t)need.counts + 1, sizeof *counts);
     b.scratch = (uint64_t)(uintptr_t)scratch;
     b.counts = (uint64_t)(uintptr_t)counts;
-    bool ok = CHECK(scratch && counts);
+    bool ok = scratch && counts;
+    if (!ok)
+        FAIL("%s: out of memory", c->title);
     if (ok && !wki_cu_loop_params_fill(&c->run, &b, &params, &why)) {
         FAIL("%s: %s", c->title, why);
         ok = false;
     }
     ok = ok && (!params.grid[0] || launch_kernel(c, lib, &params, args));
-    for (int i = 0; ok && i < need.counts; i++)
+    for (int i = 0; ok && counts && i < need.counts; i++)
         CHECK_EQ_I(counts[i], 0);
     free(counts);
     wkt_guarded_free(scratch, need.bytes);

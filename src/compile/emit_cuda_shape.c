@@ -369,7 +369,8 @@ static void col_block(const wki_cu_shape *s, bool stores, unsigned block[3]) {
 /* SPLIT: parts for a block, a few for each of its warps. */
 static int64_t parts_each(const wki_cu_shape *s) {
     int64_t warps = WKI_CU_SPLIT_THREADS / 32, parts = blocks(s->ncol, WKI_CU_ROW_PART);
-    return blocks(blocks(parts * s->nrow, ENOUGH_BLOCKS), warps) * warps;
+    int64_t turns = blocks(blocks(parts * s->nrow, ENOUGH_BLOCKS), warps);
+    return (turns > 0 ? turns : 1) * warps;
 }
 
 static int64_t row_blocks(const wki_cu_shape *s) {
