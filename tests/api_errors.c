@@ -197,7 +197,7 @@ static void check_line(wk_ctx *c, wk_status s, const char *begins, int line) {
     char here[64];
     const char *m = wk_message(c);
     snprintf(here, sizeof here, "[called at api_errors.c:%d]", line);
-    if (strncmp(m, begins, strlen(begins)))
+    if (strncmp(m, begins, strlen(begins)) != 0)
         FAIL("\"%s\" does not begin with \"%s\"", m, begins);
     if (strstr(m, "called at") && !strstr(m, here))
         FAIL("\"%s\" does not name line %d", m, line);
