@@ -15,7 +15,12 @@ typedef struct engine {
     wki_node **all;
     size_t nall, cap_all, nroots;
     bool create_graph, retain;
-    bool plain, kept;          /* of all leaves, from one root, once; what it appends may be kept */
+    bool plain, kept; /* of all leaves, from one root, once; what it appends may be kept */
+    /* How the records hang together, as far as the recorded stream does not say it: see describe. */
+    uint64_t *word;
+    size_t nword, cap_word;
+    uint32_t rec_epoch;        /* the segment they must be of; 0: they are not described */
+    uint8_t out_idx;           /* which output of its record the root is */
     wki_tensor *const *inputs; /* with respect to these only, or NULL: all leaves */
     int ninputs;
     wki_tensor **result; /* per input, internal reference */
@@ -66,6 +71,7 @@ static inline bool reach(engine *e, wki_node *n) {
         return true;
     n->epoch = e->c->epoch;
     n->deps = 0;
+    n->order = (uint32_t)e->nall;
     if (__builtin_expect(e->nall == e->cap_all, 0) && !grow(e->c, &e->all, &e->cap_all))
         return false;
     e->all[e->nall++] = n;
@@ -79,40 +85,83 @@ static __attribute__((cold, noinline)) bool freed_graph(engine *e, const wki_nod
                     "backward a second time through a graph that was freed (retain_graph keeps it)");
 }
 
+/* ---- describing ---------------------------------------------------------------------------------------------------- */
+
+/* A record is described by the op's place in the stream (of a view, which no stream has, by op and attributes), by how long
+   before the root it was made, which is the order of the walk, and by where its inputs' gradients go. That is all that a
+   backward depends on besides the stream and its values, where all begins in the segment and no leaf has a gradient yet. */
+enum { TO_NOWHERE, TO_LEAF, TO_RECORD };
+
+static __attribute__((noinline)) bool grow_words(engine *e, size_t need) {
+    size_t cap = 2 * need + 512;
+    uint64_t *p = wki_realloc(e->word, cap * sizeof *p);
+    if (!p)
+        return false;
+    e->word = p;
+    e->cap_word = cap;
+    return true;
+}
+
+/* Begins to describe n; returns where the words of its inputs go. NULL, and nothing is described, when it cannot be or there is
+   no memory. */
+static inline uint64_t *describe(engine *e, const wki_node *n) {
+    bool of_stream = n->rec_epoch == e->rec_epoch;
+    size_t need = e->nword + 2 + n->nin + n->nia;
+    if (n->op->flags & WKI_OP_USER || !(of_stream || n->op->flags & WKI_OP_VIEW) ||
+        (__builtin_expect(need > e->cap_word, 0) && !grow_words(e, need))) {
+        e->rec_epoch = 0;
+        return NULL;
+    }
+    uint64_t *w = e->word + e->nword;
+    w[0] = of_stream ? n->place : ((uint64_t)n->op->id + 1) << 32;
+    w[1] = (e->all[0]->seq - n->seq) << 8 | e->out_idx;
+    e->nword += 2 + n->nin;
+    if (!of_stream) {
+        memcpy(w + 2 + n->nin, wki_node_ia(n), n->nia * sizeof(int64_t));
+        e->nword += n->nia;
+    }
+    return w + 2;
+}
+
+static inline uint64_t where_to(engine *e, const wki_edge *to) {
+    if (to->fn)
+        return (uint64_t)to->fn->order << 16 | to->out_idx << 8 | TO_RECORD;
+    if (!to->leaf)
+        return TO_NOWHERE;
+    if (to->leaf->grad)
+        e->rec_epoch = 0;
+    return (uint64_t)(uintptr_t)wki_handle(to->leaf) | TO_LEAF;
+}
+
 /* Reaches everything below the roots and counts, per record, the edges that will deliver a gradient. */
 static bool discover(engine *e) {
     for (size_t i = 0; i < e->nall; i++) { /* e->all grows while we walk it */
         wki_node *n = e->all[i];
-        if (n->consumed)
+        if (n->flags & WKI_NODE_CONSUMED)
             return freed_graph(e, n);
+        uint64_t *word = e->rec_epoch ? describe(e, n) : NULL;
         for (int j = 0; j < n->nin; j++) {
-            wki_node *p = n->edge[j].fn;
-            if (!p)
-                continue;
-            if (!reach(e, p))
-                return false;
-            p->deps++;
+            const wki_edge *to = &n->in[j];
+            if (to->fn) {
+                if (!reach(e, to->fn))
+                    return false;
+                to->fn->deps++;
+            }
+            if (word)
+                word[j] = where_to(e, to);
         }
     }
     return true;
 }
 
 static inline void consume(wki_node *n) {
-    n->consumed = 1;
+    n->flags |= WKI_NODE_CONSUMED;
     wki_node_drop_saved(n);
 }
 
 /* In place of the walk, what an equal one left behind. Everything below the root is done with, unless it fails: the graph
    is as it was when some of it was freed before. */
 static bool splice(engine *e, const wki_splice *s) {
-    for (size_t i = 0; i < e->nall; i++) {
-        wki_node *n = e->all[i];
-        if (n->consumed)
-            return freed_graph(e, n);
-        for (int j = 0; j < n->nin; j++)
-            if (n->edge[j].fn && !reach(e, n->edge[j].fn))
-                return false;
-    }
     for (size_t i = 0; i < e->nall; i++)
         consume(e->all[i]);
     return wki_splice_apply(e->c, s);
@@ -176,7 +225,7 @@ static inline bool deliver(engine *e, const wki_edge *to, wki_tensor *g) {
         return false;
     if (to->leaf)
         return leaf_gradient(e, to->leaf, g);
-    wki_tensor **acc = &to->fn->gacc[to->out_idx];
+    wki_tensor **acc = &wki_node_gacc(to->fn)[to->out_idx];
     wki_tensor *s = accumulate(e->c, *acc, g);
     if (!s)
         return false;
@@ -185,10 +234,11 @@ static inline bool deliver(engine *e, const wki_edge *to, wki_tensor *g) {
 }
 
 static inline void drop_gradients(wki_node *n) {
+    wki_tensor **g = wki_node_gacc(n);
     for (int i = 0; i < n->nout; i++)
-        if (n->gacc[i]) {
-            wki_tensor_unref(n->gacc[i]);
-            n->gacc[i] = NULL;
+        if (g[i]) {
+            wki_tensor_unref(g[i]);
+            g[i] = NULL;
         }
 }
 
@@ -207,10 +257,10 @@ static bool differentiate(engine *e, wki_node *n, wki_tensor **gin) {
     for (int i = 0; i < n->nin;
          i++) { /* both arrays are set as far as the op reaches: this runs for every record */
         gin[i] = NULL;
-        need[i] = n->edge[i].fn || n->edge[i].leaf;
+        need[i] = n->in[i].fn || n->in[i].leaf;
     }
     c->caller = n->caller;
-    wki_vjp_args a = {.c = c, .node = n, .gout = n->gacc, .gin = gin, .need = need};
+    wki_vjp_args a = {.c = c, .node = n, .gout = wki_node_gacc(n), .gin = gin, .need = need};
     n->op->vjp(&a);
     return !c->failed;
 }
@@ -219,16 +269,16 @@ static bool differentiate(engine *e, wki_node *n, wki_tensor **gin) {
 static bool step(engine *e, wki_node *n) {
     wki_tensor *gin[MAX_IN];
     const int nin = n->nin;
-    bool any = false, sums = n->meta && (n->op->flags & WKI_OP_BROADCAST);
+    const wki_meta *meta = n->op->flags & WKI_OP_BROADCAST ? wki_node_meta(n) : NULL;
+    bool any = false;
     for (int i = 0; i < n->nout; i++)
-        any |= n->gacc[i] != NULL;
+        any |= wki_node_gacc(n)[i] != NULL;
     if (any && !differentiate(e, n, gin))
         return false;
     for (int i = 0; i < nin; i++) {
-        const wki_edge *to = &n->edge[i];
+        const wki_edge *to = &n->in[i];
         if (any && gin[i] && (to->fn || to->leaf)) {
-            const wki_meta *m = &n->meta[i];
-            wki_tensor *g = sums ? wki_sum_to(e->c, gin[i], m->ndim, m->size) : gin[i];
+            wki_tensor *g = meta ? wki_sum_to(e->c, gin[i], meta[i].ndim, meta[i].size) : gin[i];
             if (g == e->c->poison || !deliver(e, to, g))
                 return false;
         }
@@ -283,12 +333,16 @@ static bool run(engine *e, wki_tensor *const *roots, int nroots, wki_tensor *con
     e->nroots = e->nall;
     for (size_t i = 0; i < e->nroots; i++)
         e->all[i]->refs++;
-    wki_splice *s = e->plain ? wki_splice_find(c, roots[0]) : NULL;
-    if (s)
-        return splice(e, s);
+    if (e->plain && e->nroots) { /* no record: the root is a leaf */
+        e->rec_epoch = wki_splice_epoch(c);
+        e->out_idx = roots[0]->out_idx;
+    }
     if (!discover(e))
         return false;
-    e->kept = e->plain && wki_splice_begin(c, e->all, e->nall);
+    wki_splice *s = e->rec_epoch ? wki_splice_find(c, e->word, e->nword) : NULL;
+    if (s)
+        return splice(e, s);
+    e->kept = e->rec_epoch && wki_splice_begin(c);
     for (int i = 0; i < nroots; i++) {
         wki_tensor *g = root_gradient(e, roots[i], grads ? grads[i] : NULL);
         wki_edge to = {
@@ -317,6 +371,9 @@ static void cleanup(engine *e, bool ok) {
         wki_node_release(c, e->all[i]);
     wki_free(c->bw_all);
     wki_free(c->bw_heap);
+    wki_free(c->bw_word);
+    c->bw_word = e->word;
+    c->cap_bw_word = e->cap_word;
     c->bw_all = e->all;
     c->cap_bw_all = e->cap_all;
     c->bw_heap = e->heap;
@@ -332,7 +389,10 @@ static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor
     e->cap_all = c->cap_bw_all;
     e->heap = c->bw_heap;
     e->cap_heap = c->cap_bw_heap;
+    e->word = c->bw_word;
+    e->cap_word = c->cap_bw_word;
     c->bw_all = c->bw_heap = NULL;
+    c->bw_word = NULL;
     c->grad_mode = e->create_graph;
     if (!++c->epoch) /* a long run wraps it; 0 is of records that no backward has seen */
         c->epoch = 1;
@@ -341,7 +401,7 @@ static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor
     bool ok = run(e, roots, nroots, grads) && !c->failed; /* for a scope there may have been no memory */
     wk_scope_end(c);
     if (ok && e->kept)
-        wki_splice_end(c, roots[0], e->all, e->nall);
+        wki_splice_end(c, e->word, e->nword, e->all, e->nall);
     wki_undo_end(c, before, ok);
     c->grad_mode = mode;
     for (int i = 0; out && i < e->ninputs; i++) {
@@ -446,12 +506,11 @@ void wki_drop_grad(wki_tensor *t) {
     wki_tensor *g = t->grad;
     if (!g)
         return;
-    wki_undo_mark before = wki_undo_begin(t->ctx);
-    if (wki_undo_grad(t->ctx, t)) {
-        t->grad = NULL;
-        wki_tensor_user_down(g);
-    }
-    wki_undo_end(t->ctx, before, true);
+    /* One that this recording made is gone when the recording is, and an earlier entry has what was before. */
+    if (!g->st->pending && !wki_undo_grad(t->ctx, t))
+        return;
+    t->grad = NULL;
+    wki_tensor_user_down(g);
 }
 
 void wk_zero_grad(wk_tensor *h) {

@@ -63,47 +63,35 @@ static inline void keep_meta(wki_meta *m, const wki_tensor *t) {
     memcpy(m->size, t->size, sizeof m->size); /* all of it: cheaper than what counts */
 }
 
-static inline void save(wki_saved *s, wki_tensor *t) {
-    s->t = t;
-    s->version = t->st->version;
-    t->refs++;
-}
-
-/* Where the gradient of an input goes; how the tape says it. */
-static inline uint64_t edge_to(wki_edge *e, wki_tensor *t, uint32_t epoch) {
-    wki_node *p = t->fn;
-    if (!p) {
-        e->leaf = t;
-        t->refs++;
-        return (uint64_t)(uintptr_t)wki_handle(t) | WKI_TO_LEAF;
-    }
-    e->fn = p;
-    e->out_idx = t->out_idx;
-    p->refs++;
-    return p->tape_epoch == epoch ? (uint64_t)p->tape << 16 | (uint64_t)t->out_idx << 8 | WKI_TO_RECORD
-                                  : WKI_TO_OUTSIDE;
-}
-
-static inline uint64_t note_input(wki_node *n, const wki_op *op, int i, wki_tensor *t, uint32_t epoch) {
-    wki_edge *e = &n->edge[i];
-    wki_saved *s = &n->in[i];
-    uint64_t word = WKI_TO_NOWHERE;
+static inline void note_input(wki_edge *e, const wki_op *op, int i, wki_tensor *t) {
     e->fn = NULL;
     e->leaf = NULL;
-    s->t = NULL;
+    e->saved = NULL;
     if (!t)
-        return word;
-    if ((t->flags & WKI_F_REQ) && (op->diff >> i & 1))
-        word = edge_to(e, t, epoch);
-    if (op->save_in >> i & 1)
-        save(s, t);
-    return word;
+        return;
+    if ((t->flags & WKI_F_REQ) && (op->diff >> i & 1)) {
+        e->out_idx = t->out_idx;
+        if ((e->fn = t->fn)) {
+            e->fn->refs++;
+        } else {
+            e->leaf = t;
+            t->refs++;
+        }
+    }
+    if (op->save_in >> i & 1) {
+        e->saved = t;
+        e->version = t->st->version;
+        t->refs++;
+    }
 }
 
 static inline void note_output(wki_node *n, const wki_op *op, int i, wki_tensor *t) {
-    n->out[i].t = NULL;
+    wki_saved *s = &wki_node_out(n)[i];
+    s->t = NULL;
     if (op->save_out >> i & 1) {
-        save(&n->out[i], t);
+        s->t = t;
+        s->version = t->st->version;
+        t->refs++;
         t->self_saved++;
     }
     if (wki_dtype_kind((wk_dtype)t->dtype) != 'F')
@@ -114,52 +102,19 @@ static inline void note_output(wki_node *n, const wki_op *op, int i, wki_tensor 
     n->refs++;
 }
 
-/* The tape gets the records of recorded ops, and of views. Room for k's there, or NULL. */
-static inline uint64_t *tape_room(wk_ctx *c, const wki_call *k) {
-    wki_tape *t = &c->tape;
-    const wki_op *op = k->op;
-    if (!t->on || (op->flags & WKI_OP_VIEW ? k->nva || op->save_in || op->save_out : !k->out[0]->st->pending))
-        return NULL;
-    size_t need = t->n + 1 + (size_t)k->nin + (size_t)k->nia;
-    if (__builtin_expect(need > t->cap, 0) && !wki_tape_grow(c, need))
-        return NULL;
-    return t->word + t->n;
-}
-
-/* Completes what the tape says of a record, after a word for each input: its op, the op's place in the stream and, of a
-   view, which the stream does not have, the attributes. */
-static inline void put_on_tape(wk_ctx *c, wki_node *n, const wki_call *k, uint64_t *w) {
-    wki_tape *t = &c->tape;
-    bool view = k->op->flags & WKI_OP_VIEW;
-    w[0] = (view ? 0 : (uint64_t)k->place << 32) | (uint64_t)k->op->id << 16 | n->nin;
-    w += 1 + n->nin;
-    for (int i = 0, m = view ? k->nia : 0; i < m; i++)
-        *w++ = (uint64_t)k->ia[i];
-    t->n = (size_t)(w - t->word);
-    n->tape_epoch = t->epoch;
-    n->tape = t->records++;
-}
-
 static bool record(wk_ctx *c, const wki_call *k) {
     const wki_op *op = k->op;
     int nin = k->nin, nout = k->nout;
-    uint32_t epoch = c->tape.epoch;
     wki_node *n = wki_node_new(c, k, needs_meta(k) ? nin : 0);
     if (!n)
         return false;
-    uint64_t *tape = tape_room(c, k);
-    for (int i = 0; i < nin; i++) {
-        uint64_t word = note_input(n, op, i, k->in[i], epoch);
-        if (tape)
-            tape[1 + i] = word;
-    }
-    if (n->meta)
-        for (int i = 0; i < nin; i++)
-            keep_meta(&n->meta[i], k->in[i]);
+    for (int i = 0; i < nin; i++)
+        note_input(&n->in[i], op, i, k->in[i]);
+    wki_meta *meta = wki_node_meta(n);
+    for (int i = 0; meta && i < nin; i++)
+        keep_meta(&meta[i], k->in[i]);
     for (int i = 0; i < nout; i++)
         note_output(n, op, i, k->out[i]);
-    if (tape)
-        put_on_tape(c, n, k, tape);
     wki_node_release(c, n); /* the outputs hold it now */
     return true;
 }

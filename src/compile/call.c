@@ -49,7 +49,7 @@ static bool needs_more(wk_ctx *c, wk_tensor *const *out, int nout) {
     for (int i = 0; i < nout; i++)
         if (wk_alive(c, out[i])) {
             const wki_tensor *t = wki_slot(out[i]);
-            if (t->fn && !t->fn->consumed)
+            if (t->fn && !(t->fn->flags & WKI_NODE_CONSUMED))
                 return true;
         }
     return false;
@@ -86,7 +86,7 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
     if (outer) {
         c->journal = true;
         c->rec->in_call = true;
-        wki_tape_reset(c);
+        wki_rec_next_epoch(c->rec);
     }
     wki_rec_mark begin = wki_rec_mark_of(c);
     c->call_depth++;
@@ -111,7 +111,7 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
     }
     c->rec->in_call = false;
     if (!c->rec->nops)
-        wki_tape_reset(c);
+        wki_rec_next_epoch(c->rec);
     if (c->failed) {
         wki_recorder_discard(c);
         c->journal = false;

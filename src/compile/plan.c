@@ -410,7 +410,7 @@ static bool append_live_bits(wk_ctx *c, wki_recorder *r) {
         uint64_t bits = 0;
         uint32_t b = (uint32_t)w * 64, end = b + 64 < r->nbuf ? b + 64 : r->nbuf;
         for (uint32_t i = b; i < end; i++)
-            bits |= (uint64_t)(!r->buf[i].external && r->buf[i].st) << (i - b);
+            bits |= (uint64_t)(!(r->buf[i].flags & WKI_RB_EXTERNAL) && r->buf[i].st) << (i - b);
         r->key[r->nkey++] = bits;
     }
     return true;
@@ -430,7 +430,7 @@ static bool bind_buffers(wk_ctx *c, wki_recorder *r, const wki_plan *p) {
         r->ptr[b] = NULL;
         if (!rb->st)
             continue;
-        if (!rb->external && !wki_storage_realize(rb->st))
+        if (!(rb->flags & WKI_RB_EXTERNAL) && !wki_storage_realize(rb->st))
             return false;
         r->ptr[b] = rb->st->data
                         ? (char *)rb->st->data + (size_t)rb->off * wki_dtype_size((wk_dtype)rb->dtype)

@@ -171,6 +171,7 @@ void wk_ctx_free(wk_ctx *c) {
     wki_free(c->outside);
     wki_free(c->bw_all);
     wki_free(c->bw_heap);
+    wki_free(c->bw_word);
     wki_free(c);
     if (is_default)
         default_release();

@@ -42,10 +42,14 @@ typedef struct wki_shared {
     wk_device dev;
 } wki_shared;
 
+/* Bytes of a cache line. What an op touches of its operands starts on one: recording is as fast as the first-level cache. */
+enum { WKI_LINE = 64 };
+
 struct wki_storage {
-    int32_t refs;     /* slots of this context that use it (+1 per recording that captured it) */
-    uint32_t version; /* bumped by every in-place write of this context; views share it */
-    void *data;       /* NULL while pending or when bytes is 0 */
+    _Alignas(
+        WKI_LINE) int32_t refs; /* slots of this context that use it (+1 per recording that captured it) */
+    uint32_t version;           /* bumped by every in-place write of this context; views share it */
+    void *data;                 /* NULL while pending or when bytes is 0 */
     size_t bytes;
     wki_shared *shared; /* NULL until wk_share */
     wk_ctx *ctx;
@@ -168,9 +172,9 @@ struct wki_call {
     const int64_t *ia;
     const double *va; /* VALUE attributes, in declaration order; never part of a plan's key */
     wki_tensor **out; /* filled by wki_apply; owned by the current scope */
-    uint8_t dev;    /* wk_device, set by wki_apply: where the inputs are; the context's when there is none */
-    uint32_t place; /* set by wki_record: which op of the stream it is */
-    uint64_t rng_seq; /* set by wki_apply for RNG ops */
+    uint8_t dev; /* wk_device, set by wki_apply: where the inputs are; the context's when there is none */
+    uint32_t rec_epoch, place; /* set by wki_record: the segment, and which op of it this is */
+    uint64_t rng_seq;          /* set by wki_apply for RNG ops */
 };
 
 /* Tensors of one role, for an op with so many inputs; those of ordinary ops are roles of one. */
@@ -191,16 +195,18 @@ struct wki_executor {
 
 /* ---- autograd record ----------------------------------------------------------------------------------------------- */
 
-typedef struct wki_edge {
-    wki_node *fn;     /* producer of the input, or NULL */
-    wki_tensor *leaf; /* leaf that accumulates, or NULL */
-    uint32_t out_idx;
-} wki_edge;
-
 typedef struct wki_saved {
     wki_tensor *t; /* internal reference; NULL when not saved or already freed */
     uint32_t version;
 } wki_saved;
+
+typedef struct wki_edge { /* of an input: where its gradient goes, and what is kept of it */
+    wki_node *fn;         /* its producer, or NULL */
+    wki_tensor *leaf;     /* leaf that accumulates, or NULL */
+    wki_tensor *saved;    /* as wki_saved has it */
+    uint32_t version;
+    uint32_t out_idx; /* which output of fn */
+} wki_edge;
 
 typedef struct wki_meta { /* shape of an input (KEEP_META or BROADCAST), in place of the tensor */
     uint8_t ndim, dtype;
@@ -209,27 +215,36 @@ typedef struct wki_meta { /* shape of an input (KEEP_META or BROADCAST), in plac
 
 struct wki_node {
     const wki_op *op;
-    wki_node *next; /* free list / work list */
     int32_t refs;
-    uint16_t nin, nout;
-    uint16_t nia, nva;
-    uint8_t consumed; /* backward went through it and freed what it saved */
-    uint16_t size_class;
-    uint32_t deps;       /* traversal: edges from reachable consumers still to come */
-    uint32_t epoch;      /* traversal */
-    uint32_t tape_epoch; /* of the recording whose tape it is on, else 0 */
-    uint32_t tape;       /* its number there */
-    uint64_t seq;        /* creation order in the context */
-    uint64_t rng_seq;
+    uint32_t epoch; /* traversal */
+    uint32_t deps;  /* traversal: edges from reachable consumers still to come */
+    uint32_t order; /* traversal: when it was reached */
+    uint16_t nin, nia;
+    uint8_t nout, nva;
+    uint8_t size_class, flags;
+    uint32_t rec_epoch; /* of the segment that its op is recorded in; 0: of none, or a view */
+    uint32_t place;     /* of the op there */
+    uint64_t seq;       /* creation order in the context */
     const void *caller;
-    wki_tensor **gacc; /* nout: gradients that arrived during a backward; owned internal refs */
-    wki_edge *edge;    /* nin */
-    wki_saved *in;     /* nin */
-    wki_saved *out;    /* nout */
-    wki_meta *meta;    /* nin, or NULL */
-    int64_t *ia;
-    double *va;
+    wki_node *next; /* free list / work list */
+    wki_edge in[];  /* nin; what follows them: */
 };
+
+enum {
+    WKI_NODE_CONSUMED = 1, /* backward went through it and freed what it saved */
+    WKI_NODE_META = 2
+};
+static inline wki_saved *wki_node_out(const wki_node *n) { return (wki_saved *)(n->in + n->nin); }
+/* Per output the gradient that arrived during a backward; owned internal references. */
+static inline wki_tensor **wki_node_gacc(const wki_node *n) {
+    return (wki_tensor **)(wki_node_out(n) + n->nout);
+}
+static inline int64_t *wki_node_ia(const wki_node *n) { return (int64_t *)(wki_node_gacc(n) + n->nout); }
+static inline double *wki_node_va(const wki_node *n) { return (double *)(wki_node_ia(n) + n->nia); }
+/* Per input; NULL where the op's gradient needs none. */
+static inline wki_meta *wki_node_meta(const wki_node *n) {
+    return n->flags & WKI_NODE_META ? (wki_meta *)(wki_node_va(n) + n->nva) : NULL;
+}
 
 /* For VJPs. Results are plain tensors usable as inputs; a version mismatch or a freed record sets the error and gives the
    poison tensor. */
@@ -284,16 +299,6 @@ typedef struct wki_undo { /* what a discarded recording restores */
     };
 } wki_undo;
 
-/* What the stream of a recording does not say of its autograd records: graph/splice.c. */
-typedef struct wki_tape {
-    uint64_t *word;
-    size_t n, cap;
-    uint32_t epoch; /* the recorder's */
-    uint32_t records;
-    bool on;  /* while recording, as long as there is memory */
-    bool off; /* set by tests: no tape, so no splices */
-} wki_tape;
-
 struct wk_ctx {
     wk_runtime *rt;
     const wki_executor *exec; /* top of the stack */
@@ -316,10 +321,9 @@ struct wk_ctx {
     uint32_t nmarks, cap_marks, scope_floor, lost_scopes;
     /* pools */
     wki_storage *free_storages;
-    wki_node *free_nodes[16]; /* by size class: core/node.c */
+    wki_node *free_nodes[32]; /* by size class: core/node.c */
     struct wki_chunk *chunks; /* all pool memory, freed with the context */
     wki_recorder *rec;
-    wki_tape tape;
     /* Plans this context used, with the device's state for them (compile/plan.c). */
     struct wki_plan_ctx *plans;
     /* traversal */
@@ -327,7 +331,8 @@ struct wk_ctx {
     wki_node *dying; /* records whose count fell to 0 while another was being freed */
     bool reaping, default_rt;
     wki_node **bw_all, **bw_heap; /* backward's work lists between uses */
-    size_t cap_bw_all, cap_bw_heap;
+    uint64_t *bw_word;
+    size_t cap_bw_all, cap_bw_heap, cap_bw_word;
     /* undo journal, active while a recording is */
     wki_undo *undo;
     uint32_t nundo, cap_undo;
@@ -347,6 +352,7 @@ struct wk_ctx {
 /* ---- slots, storages, scopes (core/tensor.c) ------------------------------------------------------------------------ */
 
 wki_tensor *wki_tensor_new(wk_ctx *c);    /* user 1, owned by the current scope; NULL after wki_fail */
+wki_tensor *wki_tensor_loose(wk_ctx *c);  /* the same, but the caller holds it instead of a scope */
 void wki_tensor_user_down(wki_tensor *t); /* user-- (and what follows) */
 void wki_tensor_settle(wki_tensor *t);    /* a count fell while `user` is 0: frees what nobody holds */
 static inline void wki_tensor_user_up(wki_tensor *t) { t->user++; }
@@ -394,7 +400,9 @@ wki_tensor *wki_filled(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *size, in
 wki_tensor *wki_alias(wk_ctx *c, wki_tensor *t);    /* another handle on the same value, same graph */
 wki_tensor *wki_detached(wk_ctx *c, wki_tensor *t); /* same storage, no graph */
 void wki_drop_grad(wki_tensor *t);
-void *wki_pool_bytes(wk_ctx *c, size_t bytes); /* lives as long as the context; NULL when out of memory */
+void *
+wki_pool_bytes(wk_ctx *c,
+               size_t bytes); /* on a cache line; lives as long as the context; NULL when out of memory */
 static inline void wki_storage_bump(wki_storage *s) { s->version++; } /* an in-place write */
 wki_storage *wki_storage_share(wk_ctx *to, wki_storage *s); /* with a reference; NULL after wki_fail */
 void wki_slots_free(wk_ctx *c);
@@ -419,7 +427,7 @@ void wki_runtime_unlock(wk_runtime *rt);
 void wki_plan_cache_free(wk_runtime *rt); /* compile/ */
 void wki_plan_ctx_free(wk_ctx *c);
 void wki_user_op_free(wki_op *op); /* ops/user.c */
-/* op, counts, attributes and caller are set, gradients cleared; the caller fills every edge, in, out and meta. */
+/* op, counts, attributes and caller are set, gradients cleared; the caller fills what is of inputs and outputs. */
 wki_node *wki_node_new(wk_ctx *c, const wki_call *k, int nmeta);
 void wki_node_drop_saved(wki_node *n);
 wki_recorder *wki_recorder_new(wk_ctx *c); /* graph/record.c */
@@ -440,18 +448,16 @@ bool wki_touch_write(wki_tensor *t, const char *what);
 
 /* ---- splices (graph/splice.c) --------------------------------------------------------------------------------------- */
 
-bool wki_tape_grow(wk_ctx *c, size_t need); /* false: the tape is off for this recording */
-/* Low bits of the word that says where an input's gradient goes. */
-enum { WKI_TO_NOWHERE, WKI_TO_LEAF, WKI_TO_RECORD, WKI_TO_OUTSIDE };
-
-/* A backward that was recorded before: from the same stream, the same values and the same tape, at the same record. */
+/* The segment whose records a backward may be spliced from; 0: none. */
+uint32_t wki_splice_epoch(const wk_ctx *c);
+/* A backward that was recorded before and started from here: the same stream, values and records, which `word` describes. */
 typedef struct wki_splice wki_splice;
-wki_splice *wki_splice_find(wk_ctx *c, const wki_tensor *root);
+wki_splice *wki_splice_find(wk_ctx *c, const uint64_t *word, size_t nword);
 /* Appends what that backward appended and gives the leaves their gradients; false after wki_fail. */
 bool wki_splice_apply(wk_ctx *c, const wki_splice *s);
-/* A backward starts: may what it appends be kept? Its end, with the records it went through. */
-bool wki_splice_begin(wk_ctx *c, wki_node *const *all, size_t n);
-void wki_splice_end(wk_ctx *c, const wki_tensor *root, wki_node *const *all, size_t n);
+/* A backward starts: may what it appends be kept? Its end, with the records that it went through. */
+bool wki_splice_begin(wk_ctx *c);
+void wki_splice_end(wk_ctx *c, const uint64_t *word, size_t nword, wki_node *const *all, size_t n);
 
 /* Public entry: errors from here on are of this call, and of no op. */
 static inline void wki_begin(wk_ctx *c, const void *caller) {

@@ -3,7 +3,7 @@
 
 #include "core/core.h"
 
-enum { CLASS_STEP = 128, CLASSES = 16, BIG = 0xffff };
+enum { CLASS_STEP = WKI_LINE, CLASSES = 32, BIG = CLASSES };
 
 static wki_node *out_of_memory(wk_ctx *c) {
     wki_fail(c, WK_NOMEM, "no host memory for an autograd record");
@@ -25,15 +25,9 @@ static __attribute__((noinline)) wki_node *batch(wk_ctx *c, size_t cls) {
     return (wki_node *)p;
 }
 
-static inline void *take(char **at, size_t bytes) {
-    void *p = *at;
-    *at += bytes;
-    return p;
-}
-
 wki_node *wki_node_new(wk_ctx *c, const wki_call *k, int nmeta) {
     size_t nin = (size_t)k->nin, nout = (size_t)k->nout, nia = (size_t)k->nia, nva = (size_t)k->nva;
-    size_t bytes = sizeof(wki_node) + nin * (sizeof(wki_edge) + sizeof(wki_saved)) +
+    size_t bytes = sizeof(wki_node) + nin * sizeof(wki_edge) +
                    nout * (sizeof(wki_saved) + sizeof(wki_tensor *)) + (nia + nva) * 8 +
                    (size_t)nmeta * sizeof(wki_meta);
     size_t cls = (bytes - 1) / CLASS_STEP;
@@ -49,32 +43,26 @@ wki_node *wki_node_new(wk_ctx *c, const wki_call *k, int nmeta) {
     }
     n->op = k->op;
     n->refs = 1;
+    n->deps = n->epoch = 0;
     n->nin = (uint16_t)nin;
-    n->nout = (uint16_t)nout;
     n->nia = (uint16_t)nia;
-    n->nva = (uint16_t)nva;
-    n->consumed = 0;
-    n->size_class = (uint16_t)cls;
-    n->deps = n->epoch = n->tape_epoch = 0;
+    n->nout = (uint8_t)nout;
+    n->nva = (uint8_t)nva;
+    n->size_class = (uint8_t)cls;
+    n->flags = nmeta ? WKI_NODE_META : 0;
+    n->rec_epoch = k->rec_epoch;
+    n->place = k->place;
     n->seq = c->node_seq++;
-    n->rng_seq = k->rng_seq;
     n->caller = c->caller;
-    char *at = (char *)(n + 1);
-    n->edge = take(&at, nin * sizeof *n->edge);
-    n->in = take(&at, nin * sizeof *n->in);
-    n->out = take(&at, nout * sizeof *n->out);
-    n->gacc = take(&at, nout * sizeof *n->gacc);
-    n->ia = take(&at, nia * sizeof *n->ia);
-    n->va = take(&at, nva * sizeof *n->va);
-    n->meta = nmeta ? (wki_meta *)at : NULL;
+    wki_tensor **gacc = wki_node_gacc(n);
     if (nout == 1) /* mostly, and faster than the loop */
-        n->gacc[0] = NULL;
+        gacc[0] = NULL;
     else
-        memset(n->gacc, 0, nout * sizeof *n->gacc);
+        memset(gacc, 0, nout * sizeof *gacc);
     if (nia)
-        memcpy(n->ia, k->ia, nia * sizeof *n->ia);
+        memcpy(wki_node_ia(n), k->ia, nia * sizeof *k->ia);
     if (nva)
-        memcpy(n->va, k->va, nva * sizeof *n->va);
+        memcpy(wki_node_va(n), k->va, nva * sizeof *k->va);
     return n;
 }
 
@@ -90,14 +78,15 @@ static inline void unsave_out(wki_saved *s) {
 /* Frees what backward needs; the record itself stays for those that still point to it. */
 void wki_node_drop_saved(wki_node *n) {
     for (int i = 0; i < n->nin; i++) {
-        wki_tensor *t = n->in[i].t;
+        wki_tensor *t = n->in[i].saved;
         if (t) {
-            n->in[i].t = NULL;
+            n->in[i].saved = NULL;
             wki_tensor_unref(t);
         }
     }
+    wki_saved *out = wki_node_out(n);
     for (int i = 0; i < n->nout; i++)
-        unsave_out(&n->out[i]);
+        unsave_out(&out[i]);
 }
 
 /* Frees the records that wait on c->dying, and those that only they held. Iterative: a chain of 100,000 records must not
@@ -107,10 +96,10 @@ static void reap(wk_ctx *c) {
     c->reaping = true;
     while ((n = c->dying)) {
         c->dying = n->next;
-        if (!n->consumed)
+        if (!(n->flags & WKI_NODE_CONSUMED))
             wki_node_drop_saved(n);
         for (int i = 0; i < n->nin; i++) {
-            const wki_edge *e = &n->edge[i];
+            const wki_edge *e = &n->in[i];
             if (e->fn)
                 wki_node_release(c, e->fn);
             else if (e->leaf)
@@ -133,29 +122,33 @@ void wki_node_free(wk_ctx *c, wki_node *n) {
         reap(c);
 }
 
-static wki_tensor *unpack(wk_ctx *c, const wki_node *n, const wki_saved *s, const char *what, int i) {
-    if (!s->t) {
+static wki_tensor *unpack(wk_ctx *c, const wki_node *n, wki_tensor *t, uint32_t version, const char *what,
+                          int i) {
+    if (!t) {
         c->cur_op = n->op;
         wki_fail(c, WK_GRAD,
                  "%s %d was freed: backward went through this graph already (retain_graph keeps it)", what,
                  i);
         return wki_poison(c);
     }
-    if (s->t->st && s->t->st->version != s->version) {
+    if (t->st && t->st->version != version) {
         c->cur_op = n->op;
         c->caller = n->caller;
         wki_fail(c, WK_VERSION,
                  "%s %d, needed for the gradient, was modified in place (version %u, saved at %u)", what, i,
-                 s->t->st->version, s->version);
+                 t->st->version, version);
         return wki_poison(c);
     }
-    return s->t;
+    return t;
 }
 
-wki_tensor *wki_saved_in(wk_ctx *c, const wki_node *n, int i) { return unpack(c, n, &n->in[i], "input", i); }
+wki_tensor *wki_saved_in(wk_ctx *c, const wki_node *n, int i) {
+    return unpack(c, n, n->in[i].saved, n->in[i].version, "input", i);
+}
 
 wki_tensor *wki_saved_out(wk_ctx *c, const wki_node *n, int i) {
-    wki_tensor *t = unpack(c, n, &n->out[i], "output", i);
+    const wki_saved *s = &wki_node_out(n)[i];
+    wki_tensor *t = unpack(c, n, s->t, s->version, "output", i);
     if (c->grad_mode && !t->fn && !(t->flags & WKI_F_POISON)) {
         /* The user's handle is gone and with it the back pointer: differentiating again needs it. */
         t->fn = (wki_node *)(uintptr_t)n;

@@ -12,11 +12,11 @@ typedef struct wki_slab {
 } wki_slab;
 
 struct wki_chunk {
-    struct wki_chunk *next;
+    _Alignas(WKI_LINE) struct wki_chunk *next;
 };
 
 void *wki_pool_bytes(wk_ctx *c, size_t bytes) {
-    struct wki_chunk *k = wki_malloc(sizeof *k + bytes);
+    struct wki_chunk *k = wki_aligned(WKI_LINE, sizeof *k + bytes);
     if (!k)
         return NULL;
     k->next = c->chunks;
@@ -63,18 +63,11 @@ static bool grow_owned(wk_ctx *c) {
     return true;
 }
 
-/* Room for one more slot. */
-static __attribute__((noinline)) bool make_room(wk_ctx *c) {
-    return (c->free_slots || grow_slots(c)) && (c->nowned < c->cap_owned || grow_owned(c));
-}
-
-wki_tensor *wki_tensor_new(wk_ctx *c) {
-    if (__builtin_expect(!c->free_slots || c->nowned == c->cap_owned, 0) && !make_room(c))
-        return NULL;
+/* A slot of no scope. */
+static inline wki_tensor *take_slot(wk_ctx *c) {
     wki_tensor *t = c->free_slots;
     c->free_slots = (wki_tensor *)t->st;
-    c->owned[c->nowned++] = t;
-    t->scope_pos = c->nowned;
+    t->scope_pos = 0;
     t->flags = WKI_F_LIVE;
     t->ndim = 0;
     t->out_idx = 0;
@@ -87,6 +80,22 @@ wki_tensor *wki_tensor_new(wk_ctx *c) {
     t->grad = NULL;
     t->off = 0;
     c->stats.live_tensors++;
+    return t;
+}
+
+wki_tensor *wki_tensor_loose(wk_ctx *c) { return c->free_slots || grow_slots(c) ? take_slot(c) : NULL; }
+
+/* Room for one more slot in the current scope. */
+static __attribute__((noinline)) bool make_room(wk_ctx *c) {
+    return (c->free_slots || grow_slots(c)) && (c->nowned < c->cap_owned || grow_owned(c));
+}
+
+wki_tensor *wki_tensor_new(wk_ctx *c) {
+    if (__builtin_expect(!c->free_slots || c->nowned == c->cap_owned, 0) && !make_room(c))
+        return NULL;
+    wki_tensor *t = take_slot(c);
+    c->owned[c->nowned++] = t;
+    t->scope_pos = c->nowned;
     return t;
 }
 

@@ -170,7 +170,7 @@ wki_graph *wki_graph_decode(wk_ctx *c, const wki_recorder *r) {
 void wki_graph_unwrite(wk_ctx *c, const wki_recorder *r, uint32_t first) {
     bool writes = false;
     for (uint32_t b = 0; b < r->nbuf; b++)
-        writes |= r->buf[b].written;
+        writes |= r->buf[b].flags & WKI_RB_WRITTEN;
     wki_graph *g = writes ? wki_graph_decode(c, r) : NULL;
     for (int i = (int)first; g && i < g->nnode; i++) {
         const wki_gnode *n = &g->node[i];

@@ -22,9 +22,15 @@ typedef struct wki_rbuf {
     int64_t off;        /* external: elements into the storage; an argument, not part of the key */
     uint32_t root;      /* first buffer of the same storage (itself, mostly) */
     uint32_t next_same; /* next external buffer of the storage with another offset + 1; 0: none */
-    uint8_t external, whole, dtype;
-    uint8_t written; /* of a storage's first buffer: an op of the segment writes it in place */
+    uint8_t flags, dtype;
 } wki_rbuf;
+
+/* Flags of a buffer. */
+enum {
+    WKI_RB_EXTERNAL = 1,
+    WKI_RB_WRITTEN = 2,         /* of a storage's first buffer: an op of the segment writes it in place */
+    WKI_RB_WHOLE = WKI_F_WHOLE, /* its whole shape is declared */
+};
 
 struct wki_recorder {
     uint32_t epoch; /* of the current segment; storages carry it when they have a buffer here */
@@ -41,6 +47,7 @@ struct wki_recorder {
     size_t cap_buf;
     double *val; /* VALUE attributes in order of use */
     size_t cap_val;
+    int64_t room;       /* inputs, outputs, attributes and ops that all four arrays have room for; at least */
     uint32_t nref;      /* inputs + outputs */
     uint64_t rng_start; /* the context's sequence number when the segment began */
     void **ptr;         /* scratch of a flush: one address per buffer */
@@ -48,6 +55,8 @@ struct wki_recorder {
     /* Splices (splice.c). */
     bool touched;            /* an op changed what was noted of a buffer that existed before it */
     struct wki_splices *spl; /* made by the first backward */
+    bool unsure;             /* there are records of ops that are gone: the segment's backwards are walked */
+    bool no_splices;         /* set by tests: all are */
     uint64_t spliced;        /* backwards that were */
 };
 
@@ -111,8 +120,8 @@ const wki_op *wki_op_by_id(wk_runtime *rt, uint32_t id);
 
 /* Room for what a segment will be after appending; false after wki_fail. */
 bool wki_rec_room(wk_ctx *c, size_t key, size_t meta, size_t nbuf, size_t nval);
-/* No op is pending: a new epoch with an empty tape, which is written to if a call records. */
-void wki_tape_reset(wk_ctx *c);
+/* No op is pending: the next segment's epoch. */
+void wki_rec_next_epoch(wki_recorder *r);
 /* The next op is the segment's first again. Do the arrays hold what they did? Not where a part was recorded over. */
 void wki_splices_rewind(wki_recorder *r, bool holds);
 void wki_splices_free(wk_ctx *c);

@@ -36,13 +36,19 @@ bool wki_rec_captured(const wk_ctx *c, const wki_storage *s) {
 }
 
 bool wki_rec_writes(const wk_ctx *c, const wki_storage *s) {
-    return wki_rec_captured(c, s) && c->rec->buf[s->rec_buf].written;
+    return wki_rec_captured(c, s) && c->rec->buf[s->rec_buf].flags & WKI_RB_WRITTEN;
 }
 
 void wki_rec_forget(wk_ctx *c, wki_storage *s) {
     wki_recorder *r = c->rec;
     if (r && s->rec_epoch == r->epoch)
         r->buf[s->rec_buf].st = NULL;
+}
+
+void wki_rec_next_epoch(wki_recorder *r) {
+    if (!++r->epoch) /* a long run wraps it; 0 is of no segment */
+        r->epoch = 1;
+    r->unsure = false;
 }
 
 void wki_rec_reset(wk_ctx *c, bool ok) {
@@ -52,12 +58,12 @@ void wki_rec_reset(wk_ctx *c, bool ok) {
     r->nkey = r->nmeta = 0;
     r->nbuf = r->nval = r->nref = 0;
     wki_splices_rewind(r, true);
-    wki_tape_reset(c);
+    wki_rec_next_epoch(r);
     for (uint32_t i = 0; i < n; i++) {
         wki_storage *s = r->buf[i].st;
         if (!s)
             continue;
-        if (r->buf[i].external) {
+        if (r->buf[i].flags & WKI_RB_EXTERNAL) {
             wki_storage_unref(s);
         } else if (!ok) {
             s->pending = 0;
@@ -95,7 +101,7 @@ static void forget_buffer(wki_rbuf *b) {
         return;
     if (s->rec_buf == (uint32_t)(b - s->ctx->rec->buf))
         s->rec_epoch = 0; /* of no segment */
-    if (b->external) {
+    if (b->flags & WKI_RB_EXTERNAL) {
         wki_storage_unref(s);
     } else {
         s->pending = 0;
@@ -113,7 +119,8 @@ void wki_rec_back_to(wk_ctx *c, const wki_rec_mark *m) {
     for (uint32_t b = m->nbuf; b < r->nbuf; b++)
         forget_buffer(&r->buf[b]);
     for (uint32_t b = 0; b < m->nbuf; b++) {
-        r->buf[b].whole &= !r->buf[b].external; /* a declaration may be gone; the next use declares again */
+        if (r->buf[b].flags & WKI_RB_EXTERNAL) /* a declaration may be gone; the next use declares again */
+            r->buf[b].flags &= (uint8_t)~WKI_RB_WHOLE;
         if (r->buf[b].next_same > m->nbuf)
             r->buf[b].next_same = 0;
     }
@@ -124,7 +131,7 @@ void wki_rec_back_to(wk_ctx *c, const wki_rec_mark *m) {
     r->nkey = m->nkey;
     r->nmeta = m->nmeta;
     wki_splices_rewind(r, false);
-    c->tape.on = false; /* it has records of what is gone; without it backwards are walked */
+    r->unsure = true;
     c->rng_seq = m->rng_seq;
     wki_undo_back_to(c, m->nundo);
 }
@@ -141,8 +148,9 @@ static bool grow(wk_ctx *c, void **p, size_t *cap, size_t need, size_t each) {
     return true;
 }
 
-__attribute__((noinline)) bool wki_rec_room(wk_ctx *c, size_t key, size_t meta, size_t nbuf, size_t nval) {
+bool wki_rec_room(wk_ctx *c, size_t key, size_t meta, size_t nbuf, size_t nval) {
     wki_recorder *r = c->rec;
+    r->room = 0; /* whoever asks here appends without counting */
     return (key <= r->cap_key || grow(c, (void **)&r->key, &r->cap_key, key, sizeof *r->key)) &&
            (meta <= r->cap_meta || grow(c, (void **)&r->meta, &r->cap_meta, meta, sizeof *r->meta)) &&
            (nbuf <= r->cap_buf || grow(c, (void **)&r->buf, &r->cap_buf, nbuf, sizeof *r->buf)) &&
@@ -152,14 +160,25 @@ __attribute__((noinline)) bool wki_rec_room(wk_ctx *c, size_t key, size_t meta, 
 /* Words that one reference and one output take at most; appending writes no further than that. */
 enum { REF_WORDS = 3 + 2 * WK_MAX_DIMS, META_WORDS = 1 + WK_MAX_DIMS };
 
+static inline int64_t least(int64_t a, size_t b) { return a < (int64_t)b ? a : (int64_t)b; }
+
+/* Counts the room there is, after making enough of it for n. */
+static __attribute__((noinline)) bool make_room(wk_ctx *c, wki_recorder *r, int64_t n) {
+    size_t m = (size_t)n;
+    if (!wki_rec_room(c, r->nkey + m * REF_WORDS, r->nmeta + m * META_WORDS, r->nbuf + m, r->nval + m))
+        return false;
+    int64_t room = (int64_t)((r->cap_key - r->nkey) / REF_WORDS);
+    room = least(room, (r->cap_meta - r->nmeta) / META_WORDS);
+    room = least(room, r->cap_buf - r->nbuf);
+    r->room = least(room, r->cap_val - r->nval) - n;
+    return true;
+}
+
 /* Room for one more op of this size, so that the appends below need no checks. */
 static inline bool reserve(wk_ctx *c, wki_recorder *r, const wki_call *k) {
-    size_t nin = (size_t)k->nin, nout = (size_t)k->nout;
-    size_t key = r->nkey + 2 + nin * REF_WORDS + (size_t)k->nia, meta = r->nmeta + nout * META_WORDS;
-    size_t nbuf = r->nbuf + nin + nout, nval = r->nval + (size_t)k->nva;
-    if (__builtin_expect(key > r->cap_key || meta > r->cap_meta || nbuf > r->cap_buf || nval > r->cap_val, 0))
-        return wki_rec_room(c, key, meta, nbuf, nval);
-    return true;
+    int64_t n = 1 + k->nin + k->nout + k->nia + k->nva;
+    r->room -= n;
+    return __builtin_expect(r->room >= 0, 1) || make_room(c, r, n);
 }
 
 /* Sizes or strides. Copies all there is room for, which takes fewer instructions than what counts. */
@@ -178,20 +197,27 @@ static inline uint64_t kind_of(const wki_tensor *t) {
     return t->flags & WKI_F_PLAIN ? WKI_REF_PLAIN : WKI_REF_STRIDED;
 }
 
+/* Field by field, which is faster than a compound literal: gcc makes that on the stack first. */
+static inline void put_buffer(wki_rbuf *b, wki_storage *s, int64_t off, uint32_t root, uint8_t flags,
+                              uint8_t dtype) {
+    b->st = s;
+    b->off = off;
+    b->root = root;
+    b->next_same = 0;
+    b->flags = flags;
+    b->dtype = dtype;
+}
+
 /* The next buffer is t's storage from its offset on. Returns the bits that say so. */
 static inline uint64_t add_external(wki_recorder *r, const wki_tensor *t, uint32_t root) {
     wki_storage *s = t->st;
     uintptr_t addr = (uintptr_t)s->data + (size_t)t->off * wki_dtype_size((wk_dtype)t->dtype);
     uint32_t b = r->nbuf++;
     s->refs++;
-    r->buf[b] = (wki_rbuf){.st = s,
-                           .off = t->off,
-                           .root = root,
-                           .external = 1,
-                           .whole = (t->flags & WKI_F_WHOLE) != 0,
-                           .dtype = t->dtype};
-    return (uint64_t)b << 32 | WKI_REF_NEW | (s->pinned ? WKI_REF_PINNED : 0) |
-           (addr % 16 ? 0 : WKI_REF_ALIGNED) | (t->flags & WKI_F_WHOLE ? WKI_REF_DECL : 0);
+    uint8_t whole = t->flags & WKI_F_WHOLE;
+    put_buffer(&r->buf[b], s, t->off, root, WKI_RB_EXTERNAL | whole, t->dtype);
+    return (uint64_t)b << 32 | WKI_REF_NEW | (uint64_t)s->pinned * WKI_REF_PINNED |
+           (addr % 16 ? 0 : WKI_REF_ALIGNED) | (whole ? WKI_REF_DECL : 0);
 }
 
 /* A tensor whose storage has an external buffer already: the one that starts where t does, or another. */
@@ -209,12 +235,12 @@ static __attribute__((noinline)) uint64_t *put_external_again(wki_recorder *r, u
         return put_shape(at + 2, t, 0);
     }
     head |= (uint64_t)b << 32;
-    if ((t->flags & WKI_F_WHOLE) && rb->whole) {
+    if (t->flags & rb->flags & WKI_F_WHOLE) {
         *at = head | WKI_REF_WHOLE;
         return at + 1;
     }
     if (t->flags & WKI_F_WHOLE) {
-        rb->whole = 1;
+        rb->flags |= WKI_RB_WHOLE;
         r->touched = true;
         head |= WKI_REF_DECL;
     }
@@ -271,7 +297,7 @@ static inline void add_output(wki_recorder *r, const wki_tensor *t) {
     s->pending = 1;
     s->rec_epoch = r->epoch;
     s->rec_buf = b;
-    r->buf[b] = (wki_rbuf){.st = s, .root = b, .whole = 1, .dtype = t->dtype};
+    put_buffer(&r->buf[b], s, 0, b, WKI_RB_WHOLE, t->dtype);
     int64_t *m = r->meta + r->nmeta;
     r->nmeta += 1 + (size_t)t->ndim;
     *m = (int64_t)t->dtype << 8 | t->ndim;
@@ -283,14 +309,35 @@ static inline uint64_t head_word(const wki_call *k) {
            (uint64_t)k->nva << 56;
 }
 
-static void note_writes(wki_recorder *r, const wki_call *k) {
-    r->touched = true;
-    for (int role = 0, i = 0, n = wki_role_size(k->op, k->nin); i < k->nin; role++, i += n) {
-        if (!wki_role_written(k->op, role))
-            continue;
-        for (int j = i; j < i + n; j++)
-            r->buf[k->in[j]->st->rec_buf].written = 1;
+static inline uint64_t *put_inputs(wki_recorder *r, uint64_t *w, const wki_call *k) {
+    for (int i = 0, n = k->nin; i < n; i++) {
+        const wki_tensor *t = k->in[i];
+        if (!t)
+            *w++ = WKI_REF_ABSENT;
+        else
+            w = put_ref(r, w, t);
     }
+    return w;
+}
+
+/* Notes that the buffer of this reference, or the one it shares its storage with, is written in place. */
+static inline void note_write(wki_recorder *r, uint64_t reference) {
+    r->buf[r->buf[reference >> 32].root].flags |= WKI_RB_WRITTEN;
+}
+
+/* Appends how the op sees its inputs, and notes which of them it writes. */
+static uint64_t *put_written(wki_recorder *r, uint64_t *w, const wki_call *k) {
+    r->touched = true;
+    for (int role = 0, i = 0, n = wki_role_size(k->op, k->nin); i < k->nin; role++) {
+        bool written = wki_role_written(k->op, role);
+        for (int end = i + n; i < end; i++) {
+            uint64_t *at = w;
+            w = put_ref(r, w, k->in[i]);
+            if (written)
+                note_write(r, *at);
+        }
+    }
+    return w;
 }
 
 bool wki_record(wk_ctx *c, wki_call *k) {
@@ -304,19 +351,15 @@ bool wki_record(wk_ctx *c, wki_call *k) {
     if (!r->nops) {
         r->dev = k->dev;
         r->rng_start = (op->flags & WKI_OP_RNG) ? k->rng_seq : c->rng_seq;
-        c->tape.on = !c->tape.off;
     }
     if (!prepare(c, r, k))
         return false;
     uint64_t *w = r->key + r->nkey;
     *w++ = head_word(k);
-    for (int i = 0, n = k->nin; i < n; i++) {
-        const wki_tensor *t = k->in[i];
-        if (!t)
-            *w++ = WKI_REF_ABSENT;
-        else
-            w = put_ref(r, w, t);
-    }
+    if (op->writes)
+        w = put_written(r, w, k);
+    else
+        w = put_inputs(r, w, k);
     for (int i = 0, n = k->nia; i < n; i++)
         *w++ = (uint64_t)k->ia[i];
     if (op->flags & WKI_OP_RNG)
@@ -326,9 +369,8 @@ bool wki_record(wk_ctx *c, wki_call *k) {
         r->val[r->nval++] = k->va[i];
     for (int i = 0, n = k->nout; i < n; i++)
         add_output(r, k->out[i]);
-    if (op->writes)
-        note_writes(r, k);
     r->nref += (uint32_t)(k->nin + k->nout);
+    k->rec_epoch = r->epoch;
     k->place = r->nops++;
     return true;
 }

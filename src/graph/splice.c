@@ -1,11 +1,10 @@
 /* Splices: a backward that was recorded before is appended to the stream as it was, without being walked again.
  *
  * What a backward records follows from what it starts from: the segment's stream so far, the values of its VALUE
- * attributes, and how its autograd records hang together. The stream says nothing of the last, nor of views; so the tape
- * notes both: per record the op's place in the stream, a view's attributes, and where each input's gradient goes. When
- * stream, values, tape and root are those of an earlier backward, word by word, so is all that it appends, and the
- * gradients it leaves. Where that is not certain (records from outside the segment, gradients that exist already, user
- * ops, new external buffers), nothing is kept and the backward is walked. Calls core only. */
+ * attributes, and how the autograd records that it goes through hang together, which the engine describes in words. When all
+ * three are those of an earlier backward, word by word, so is all that it appends, and the gradients it leaves. Where that
+ * is not certain (the engine cannot describe the records, new external buffers), nothing is kept and the backward is
+ * walked. Calls core only. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +15,7 @@ enum { KEPT = 8, PATIENCE = 16 };
 
 /* Sizes of a segment. */
 typedef struct extent {
-    size_t key, meta, tape;
+    size_t key, meta;
     uint32_t nops, nbuf, nval, nref;
 } extent;
 
@@ -30,19 +29,18 @@ typedef struct gradient {
 } gradient;
 
 struct wki_splice {
-    extent from, to; /* `to` has no tape: backward makes no records */
-    uint64_t root;
+    extent from, to;
     int64_t ops;   /* applied, views among them */
     uint64_t used; /* when last */
     uint8_t dev;
-    /* The segment from its start, as the recorder has it; of the tape what there was at `from`, of the buffers those made
-       between `from` and `to`. */
-    uint64_t *key, *tape;
+    /* The segment from its start, as the recorder has it; of the buffers those made between `from` and `to`. */
+    uint64_t *key;
+    uint64_t *word; /* the records' description */
     int64_t *meta;
     double *val;
     wki_rbuf *buf;
     gradient *grad;
-    size_t cap_key, cap_tape, cap_meta, cap_val, cap_buf, cap_grad, ngrad;
+    size_t cap_key, cap_word, cap_meta, cap_val, cap_buf, cap_grad, nword, ngrad;
 };
 
 struct wki_splices {
@@ -61,17 +59,7 @@ struct wki_splices {
 
 static extent extent_of(const wk_ctx *c) {
     const wki_recorder *r = c->rec;
-    return (extent){r->nkey, r->nmeta, c->tape.n, r->nops, r->nbuf, r->nval, r->nref};
-}
-
-void wki_tape_reset(wk_ctx *c) {
-    wki_tape *t = &c->tape;
-    if (!++c->rec->epoch) /* a long run wraps it; 0 is of no segment */
-        c->rec->epoch = 1;
-    t->epoch = c->rec->epoch; /* records of an earlier tape are none of this one */
-    t->n = 0;
-    t->records = 0;
-    t->on = c->rec->in_call && !t->off;
+    return (extent){r->nkey, r->nmeta, r->nops, r->nbuf, r->nval, r->nref};
 }
 
 void wki_splices_free(wk_ctx *c) {
@@ -79,31 +67,13 @@ void wki_splices_free(wk_ctx *c) {
     for (int i = 0; r->spl && i < KEPT; i++) {
         wki_splice *s = &r->spl->s[i];
         wki_free(s->key);
-        wki_free(s->tape);
+        wki_free(s->word);
         wki_free(s->meta);
         wki_free(s->val);
         wki_free(s->buf);
         wki_free(s->grad);
     }
     wki_free(r->spl);
-    wki_free(c->tape.word);
-    c->tape = (wki_tape){0};
-}
-
-/* More room for the tape. Without it nothing is wrong: this recording's backwards are walked. */
-bool wki_tape_grow(wk_ctx *c, size_t need) {
-    wki_tape *t = &c->tape;
-    size_t cap = t->cap ? t->cap : 1024;
-    while (cap < need)
-        cap *= 2;
-    uint64_t *p = wki_realloc(t->word, cap * sizeof *p);
-    if (!p) {
-        t->on = false;
-        return false;
-    }
-    t->word = p;
-    t->cap = cap;
-    return true;
 }
 
 /* ---- finding and appending ----------------------------------------------------------------------------------------- */
@@ -112,40 +82,26 @@ static bool same(const void *a, const void *b, size_t n, size_t each) {
     return !n || !memcmp(a, b, n * each);
 }
 
-static bool no_gradients(const wki_splice *s) {
-    for (size_t i = 0; i < s->ngrad; i++)
-        if (wki_slot(s->grad[i].leaf)->grad)
-            return false;
-    return true;
-}
-
-static bool fits(const wk_ctx *c, const wki_splice *s, uint64_t root) {
+static bool fits(const wk_ctx *c, const wki_splice *s, const uint64_t *word, size_t nword) {
     const wki_recorder *r = c->rec;
     extent now = extent_of(c);
-    return s->used && s->root == root && s->dev == r->dev && !memcmp(&now, &s->from, sizeof now) &&
-           same(c->tape.word, s->tape, now.tape, sizeof *s->tape) &&
-           same(r->val, s->val, now.nval, sizeof *s->val) && same(r->key, s->key, now.key, sizeof *s->key) &&
-           no_gradients(s);
+    return s->used && s->dev == r->dev && !memcmp(&now, &s->from, sizeof now) && s->nword == nword &&
+           same(word, s->word, nword, sizeof *s->word) && same(r->val, s->val, now.nval, sizeof *s->val) &&
+           same(r->key, s->key, now.key, sizeof *s->key);
 }
 
-static uint64_t root_word(const wki_tensor *t) { return (uint64_t)t->fn->tape << 8 | t->out_idx; }
-
-/* Is the root's record on the tape of a segment that is still recorded? */
-static bool on_tape(const wk_ctx *c, const wki_tensor *root) {
+uint32_t wki_splice_epoch(const wk_ctx *c) {
     const wki_recorder *r = c->rec;
-    return r->nops && c->tape.on && root->fn && root->fn->tape_epoch == r->epoch;
+    return r->nops && !r->unsure && !r->no_splices ? r->epoch : 0;
 }
 
-wki_splice *wki_splice_find(wk_ctx *c, const wki_tensor *root) {
-    wki_recorder *r = c->rec;
-    if (!on_tape(c, root) || !r->spl)
-        return NULL;
-    uint64_t word = root_word(root);
-    for (int i = 0; i < KEPT; i++) {
-        wki_splice *s = &r->spl->s[i];
-        if (fits(c, s, word)) {
-            s->used = ++r->spl->clock;
-            r->spl->misses = 0;
+wki_splice *wki_splice_find(wk_ctx *c, const uint64_t *word, size_t nword) {
+    struct wki_splices *k = c->rec->spl;
+    for (int i = 0; k && i < KEPT; i++) {
+        wki_splice *s = &k->s[i];
+        if (fits(c, s, word, nword)) {
+            s->used = ++k->clock;
+            k->misses = 0;
             return s;
         }
     }
@@ -172,7 +128,7 @@ static bool storage_of(wk_ctx *c, uint32_t b, uint8_t dev, size_t bytes, wki_sto
 
 static bool give(wk_ctx *c, const gradient *g, uint8_t dev) {
     wki_tensor *leaf = wki_slot(g->leaf), *t;
-    if (!wki_undo_grad(c, leaf) || !(t = wki_tensor_new(c)))
+    if (!wki_undo_grad(c, leaf) || !(t = wki_tensor_loose(c)))
         return false;
     t->dtype = g->dtype;
     t->ndim = g->ndim;
@@ -182,12 +138,10 @@ static bool give(wk_ctx *c, const gradient *g, uint8_t dev) {
     memcpy(t->size, g->size, sizeof t->size);
     memcpy(t->stride, g->stride, sizeof t->stride);
     if (!storage_of(c, g->buf, dev, g->bytes, &t->st)) {
-        wki_tensor_disown(t);
         wki_tensor_user_down(t);
         return false;
     }
-    wki_tensor_disown(t); /* the leaf holds it from here on */
-    leaf->grad = t;
+    leaf->grad = t; /* which holds it from here on */
     return true;
 }
 
@@ -235,32 +189,16 @@ bool wki_splice_apply(wk_ctx *c, const wki_splice *s) {
     r->nref = b->nref;
     c->stats.ops += s->ops;
     r->spliced++;
-    wk_scope_begin(c);
     bool ok = true;
     for (size_t i = 0; ok && i < s->ngrad; i++)
         ok = give(c, &s->grad[i], s->dev);
-    wk_scope_end(c);
     return ok;
 }
 
 /* ---- keeping ------------------------------------------------------------------------------------------------------- */
 
-/* Do all gradients start from nothing, and are all records of this tape and of ops that only depend on what is compared? */
-static bool certain(const wki_recorder *r, wki_node *const *all, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        if (all[i]->tape_epoch != r->epoch || (all[i]->op->flags & WKI_OP_USER))
-            return false;
-        for (int j = 0; j < all[i]->nin; j++)
-            if (all[i]->edge[j].leaf && all[i]->edge[j].leaf->grad)
-                return false;
-    }
-    return true;
-}
-
-bool wki_splice_begin(wk_ctx *c, wki_node *const *all, size_t n) {
+bool wki_splice_begin(wk_ctx *c) {
     wki_recorder *r = c->rec;
-    if (!n || !r->nops || !c->tape.on || !certain(r, all, n)) /* no record: the root is a leaf */
-        return false;
     if (!r->spl && !(r->spl = wki_calloc(1, sizeof *r->spl)))
         return false;
     struct wki_splices *k = r->spl;
@@ -330,7 +268,7 @@ static bool keep_gradients(wki_splice *s, const wki_recorder *r, uint32_t first,
     s->ngrad = 0;
     for (size_t i = 0; i < n; i++)
         for (int j = 0; j < all[i]->nin; j++)
-            if (all[i]->edge[j].leaf && !keep_gradient(s, r, first, all[i]->edge[j].leaf))
+            if (all[i]->in[j].leaf && !keep_gradient(s, r, first, all[i]->in[j].leaf))
                 return false;
     if (s->ngrad)
         qsort(s->grad, s->ngrad, sizeof *s->grad, by_leaf);
@@ -342,13 +280,13 @@ static bool keep_gradients(wki_splice *s, const wki_recorder *r, uint32_t first,
     return true;
 }
 
-void wki_splice_end(wk_ctx *c, const wki_tensor *root, wki_node *const *all, size_t n) {
+void wki_splice_end(wk_ctx *c, const uint64_t *word, size_t nword, wki_node *const *all, size_t n) {
     wki_recorder *r = c->rec;
     struct wki_splices *k = r->spl;
     if (r->epoch != k->epoch || r->touched || c->rng_seq != k->rng_seq)
         return;
     for (uint32_t b = k->from.nbuf; b < r->nbuf; b++)
-        if (r->buf[b].external)
+        if (r->buf[b].flags & WKI_RB_EXTERNAL)
             return;
     wki_splice *s = &k->s[0];
     for (int i = 1; i < KEPT; i++)
@@ -359,11 +297,11 @@ void wki_splice_end(wk_ctx *c, const wki_tensor *root, wki_node *const *all, siz
     k->first = k->first == s ? NULL : k->first;
     s->from = k->from;
     s->to = extent_of(c);
-    s->root = root_word(root);
+    s->nword = nword;
     s->dev = r->dev;
     s->ops = c->stats.ops - k->ops;
-    if (!KEEP(s, key, r->key, r->nkey) || !KEEP(s, tape, c->tape.word, s->from.tape) ||
-        !KEEP(s, val, r->val, r->nval) || !KEEP(s, meta, r->meta + s->from.meta, r->nmeta - s->from.meta) ||
+    if (!KEEP(s, key, r->key, r->nkey) || !KEEP(s, word, word, nword) || !KEEP(s, val, r->val, r->nval) ||
+        !KEEP(s, meta, r->meta + s->from.meta, r->nmeta - s->from.meta) ||
         !KEEP(s, buf, r->buf + s->from.nbuf, r->nbuf - s->from.nbuf) ||
         !keep_gradients(s, r, s->from.nbuf, all, n))
         return;

@@ -68,7 +68,7 @@ static void vjp(const wki_vjp_args *a) {
     if (c->failed)
         return;
     wki_floor floor = wki_floor_begin(c);
-    u->d.vjp(c, in, out, g, n->va, r);
+    u->d.vjp(c, in, out, g, wki_node_va(n), r);
     wki_floor_end(c, floor, n->caller);
     for (int i = 0; i < n->nin; i++) {
         if (!r[i])

@@ -26,13 +26,13 @@ void wki_vjp_gelu_tanh_grad(const wki_vjp_args *args) {
 }
 
 void wki_vjp_permute(const wki_vjp_args *a) {
-    const wki_node *n = a->node;
+    const int64_t *order = wki_node_ia(a->node); /* and its length before it */
     int64_t inverse[WK_MAX_DIMS];
     if (!a->need[0] || !a->gout[0])
         return;
-    for (int i = 0; i < (int)n->ia[0]; i++)
-        inverse[n->ia[1 + i]] = i;
-    a->gin[0] = wki_permute(a->c, a->gout[0], inverse, (int)n->ia[0]);
+    for (int i = 0; i < (int)order[0]; i++)
+        inverse[order[1 + i]] = i;
+    a->gin[0] = wki_permute(a->c, a->gout[0], inverse, (int)order[0]);
 }
 
 /* All dimensions but the last in one. */

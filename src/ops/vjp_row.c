@@ -4,16 +4,16 @@
 
 /* g has the shape of a reduction of input 0, with or without the reduced dimensions: with them, of size 1. */
 static wki_tensor *keep_dims(wk_ctx *c, const wki_node *n, wki_tensor *g) {
-    const wki_meta *m = &n->meta[0];
+    const wki_meta *m = &wki_node_meta(n)[0];
     int64_t size[WK_MAX_DIMS];
-    uint32_t red = wki_op_reduced(n->op, m->ndim, n->ia);
+    uint32_t red = wki_op_reduced(n->op, m->ndim, wki_node_ia(n));
     for (int i = 0; i < m->ndim; i++)
         size[i] = red >> i & 1 ? 1 : m->size[i];
     return g->ndim == m->ndim ? g : wki_reshape(c, g, m->ndim, size);
 }
 
 void wki_vjp_sum(const wki_vjp_args *a) {
-    const wki_meta *m = &a->node->meta[0];
+    const wki_meta *m = &wki_node_meta(a->node)[0];
     if (a->need[0] && a->gout[0])
         a->gin[0] = wki_expand(a->c, keep_dims(a->c, a->node, a->gout[0]), m->ndim, m->size);
 }
@@ -25,7 +25,7 @@ void wki_vjp_max(const wki_vjp_args *a) {
         return;
     wki_tensor *x = wki_saved_in(c, n, 0), *y = keep_dims(c, n, wki_saved_out(c, n, 0));
     wki_tensor *hit = wki_cast(c, wki_eq(c, x, y), WK_F32);
-    wki_tensor *count = wki_sum(c, hit, n->ia + 1, (int)n->ia[0], true);
+    wki_tensor *count = wki_sum(c, hit, wki_node_ia(n) + 1, (int)wki_node_ia(n)[0], true);
     wki_tensor *share = wki_div(c, keep_dims(c, n, a->gout[0]), count);
     a->gin[0] = wki_mul(c, hit, share);
 }
@@ -56,7 +56,7 @@ void wki_vjp_norm(const wki_vjp_args *a) {
     if (dy)
         gx = wki_norm_grad(c, dy, y, r);
     if (dr) {
-        wki_tensor *t = wki_mul_scalar(c, wki_mul(c, dr, wki_mul(c, r, r)), -n->va[1]);
+        wki_tensor *t = wki_mul_scalar(c, wki_mul(c, dr, wki_mul(c, r, r)), -wki_node_va(n)[1]);
         t = wki_mul(c, column(c, t), y);
         gx = gx ? wki_add(c, gx, t) : t;
     }
@@ -70,7 +70,7 @@ void wki_vjp_norm_grad(const wki_vjp_args *a) {
     wki_tensor *g = a->gout[0];
     if (!g)
         return;
-    double inv_n = n->va[0];
+    double inv_n = wki_node_va(n)[0];
     wki_tensor *dy = wki_saved_in(c, n, 0), *y = wki_saved_in(c, n, 1), *r = wki_saved_in(c, n, 2);
     if (a->need[0])
         a->gin[0] = wki_norm_grad(c, g, y, r);

@@ -28,7 +28,7 @@ static const char *word_offset(const op *o, int attr_) {
         if (k == A_VALUE)
             continue;
         if (is_list(k))
-            at = format("%s + 1 + (int)n->ia[%s]", at, at);
+            at = format("%s + 1 + (int)wki_node_ia(n)[%s]", at, at);
         else
             at = format("%s + 1", at);
     }
@@ -42,16 +42,16 @@ static value attribute(const op *o, int i) {
     const char *at = word_offset(o, i);
     switch (o->attr[i].kind) {
     case A_VALUE:
-        return (value){V_NUMBER, format("n->va[%d]", nvalue), NULL};
+        return (value){V_NUMBER, format("wki_node_va(n)[%d]", nvalue), NULL};
     case A_DTYPE:
-        return (value){V_DTYPE, format("(wk_dtype)n->ia[%s]", at), NULL};
+        return (value){V_DTYPE, format("(wk_dtype)wki_node_ia(n)[%s]", at), NULL};
     case A_LIST:
     case A_SHAPE:
     case A_DIMS:
     case A_PERM:
-        return (value){V_LIST, format("n->ia + %s + 1", at), format("(int)n->ia[%s]", at)};
+        return (value){V_LIST, format("wki_node_ia(n) + %s + 1", at), format("(int)wki_node_ia(n)[%s]", at)};
     default:
-        return (value){V_NUMBER, format("n->ia[%s]", at), NULL};
+        return (value){V_NUMBER, format("wki_node_ia(n)[%s]", at), NULL};
     }
 }
 
@@ -91,11 +91,12 @@ static bool fact(gen *s, const expr *e, value *v) {
         fail_at(s->line, "'%s' takes an input of %s%s", e->name, s->o->name, size ? " and a dimension" : "");
     s->o->keep_meta = true;
     if (shape)
-        *v = (value){V_LIST, format("n->meta[%d].size", i), format("n->meta[%d].ndim", i)};
+        *v = (value){V_LIST, format("wki_node_meta(n)[%d].size", i), format("wki_node_meta(n)[%d].ndim", i)};
     else if (dtype)
-        *v = (value){V_DTYPE, format("(wk_dtype)n->meta[%d].dtype", i), NULL};
+        *v = (value){V_DTYPE, format("(wk_dtype)wki_node_meta(n)[%d].dtype", i), NULL};
     else
-        *v = (value){V_NUMBER, format("wki_meta_size(&n->meta[%d], (int)(%s))", i, compile(s, e->arg[1]).c),
+        *v = (value){V_NUMBER,
+                     format("wki_meta_size(&wki_node_meta(n)[%d], (int)(%s))", i, compile(s, e->arg[1]).c),
                      NULL};
     return true;
 }
