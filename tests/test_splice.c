@@ -1,5 +1,6 @@
-/* Splices against the walk that they stand in for: the same steps in two contexts, one of which walks every backward. Loss,
- * gradients and parameters must agree bit for bit, and splices must have happened where they may, and only there. */
+/* Splices and repeats against what they stand in for: the same steps in two contexts, one of which walks every backward and
+ * records every update anew. Loss, gradients, parameters and their versions must agree, bit for bit, and splices and repeats
+ * must have happened where they may, and only there. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,13 +60,14 @@ static void open_world(world *w, bool splices, int op) {
     *w = (world){.c = wk_ctx_new(NULL), .user_op = op};
     REQUIRE(w->c);
     wk_seed(w->c, 17);
-    w->c->rec->no_splices = !splices;
+    w->c->rec->all_anew = !splices;
     for (int i = 0; i < PARAMS; i++)
         w->w[i] = wk_requires_grad(wk_randn(w->c, 2, (int64_t[]){WIDTH, WIDTH}), true);
     w->x = wk_randn(w->c, 2, (int64_t[]){4, WIDTH});
     wk_sgd_options o;
     wk_sgd_options_init(&o);
     o.lr = 0.01;
+    o.momentum = 0.5;
     w->optim = wk_sgd(w->c, w->w, PARAMS, &o);
     wk_op_desc d;
     wk_op_desc_init(&d);
@@ -99,8 +101,8 @@ static void run_step(world *w, int i, wk_tensor **loss) {
     wk_call_n(w->f, NULL, 0, loss, 1);
 }
 
-/* Runs the steps in both worlds. `spliced`: how many backwards must have been. */
-static void compare(step_fn step, uint64_t spliced) {
+/* Runs the steps in both worlds. `spliced`: how many backwards must have been. Returns how many updates were repeated. */
+static uint64_t compare(step_fn step, uint64_t spliced) {
     world fast, slow;
     open_world(&fast, true, -1);
     open_world(&slow, false, fast.user_op);
@@ -119,6 +121,7 @@ static void compare(step_fn step, uint64_t spliced) {
         for (int p = 0; p < PARAMS; p++) {
             same_bits(fast.w[p], slow.w[p]);
             same_bits(wk_grad(fast.w[p]), wk_grad(slow.w[p]));
+            CHECK_EQ_I(wki_slot(fast.w[p])->st->version, wki_slot(slow.w[p])->st->version);
         }
         wk_scope_end(fast.c);
         wk_scope_end(slow.c);
@@ -127,8 +130,11 @@ static void compare(step_fn step, uint64_t spliced) {
     CHECK_EQ_I(slow.c->rec->spliced, 0);
     CHECK_EQ_I(fast.c->rec->spliced, spliced);
     CHECK_EQ_I(fast.c->stats.ops, slow.c->stats.ops);
+    CHECK_EQ_I(slow.c->rec->repeated, 0);
+    uint64_t repeated = fast.c->rec->repeated;
     wk_ctx_free(fast.c);
     wk_ctx_free(slow.c);
+    return repeated;
 }
 
 static wk_tensor *total(wk_tensor *x) { return wk_sum(x, NULL, 0, false); }
@@ -391,3 +397,63 @@ TEST(splice, no_memory_for_its_scope) {
     }
     CHECK(failed > 0);
 }
+
+/* ---- repeats ------------------------------------------------------------------------------------------------------- */
+
+TEST(repeat, every_step_after_the_first) { CHECK_EQ_I(compare(plain, STEPS - 1), STEPS - 1); }
+TEST(repeat, without_a_splice) { CHECK_EQ_I(compare(user, 0), STEPS - 1); }
+TEST(repeat, two_steps_in_a_call) { CHECK_EQ_I(compare(two_losses, 2 * (STEPS - 1)), 2 * (STEPS - 1)); }
+/* Twelve updates, of four kinds: one that sat out a step is updated apart from then on. */
+TEST(repeat, parameters_that_take_turns) { CHECK_EQ_I(compare(frozen, STEPS - 2), 8); }
+
+static wk_tensor *schedule(wk_ctx *c, world *w) {
+    wk_optim_set_lr(w->optim, 0.01 / (1 + w->i));
+    return plain(c, w);
+}
+TEST(repeat, values_that_change) { CHECK_EQ_I(compare(schedule, STEPS - 1), STEPS - 1); }
+
+/* A parameter whose storage another buffer stands for, in the middle of it. */
+static wk_tensor *part_first(wk_ctx *c, world *w) {
+    wk_tensor *part = wk_exp(wk_slice(w->w[0], 0, 1, 3, 1));
+    return finish(w, wk_add(total(part), net(c, w)));
+}
+TEST(repeat, not_of_storages_with_other_buffers) { CHECK_EQ_I(compare(part_first, STEPS - 1), 0); }
+
+/* The update is the first op that says how large the parameter is. */
+static wk_tensor *start_only(wk_ctx *c, world *w) {
+    (void)c;
+    return finish(w, total(wk_exp(wk_slice(w->w[0], 0, 0, 3, 1))));
+}
+TEST(repeat, parameters_seen_in_part) { CHECK_EQ_I(compare(start_only, STEPS - 1), STEPS - 1); }
+
+/* As many buffers and the same update, but for who says it. */
+static wk_tensor *start_or_all(wk_ctx *c, world *w) {
+    (void)c;
+    wk_tensor *part = wk_slice(w->w[0], 0, 0, 3, 1);
+    return finish(w,
+                  total(wk_mul(wk_exp(part), w->i % 2 ? total(wk_detach(w->w[0])) : total(wk_detach(part)))));
+}
+TEST(repeat, parameters_seen_in_part_in_turn) { CHECK_EQ_I(compare(start_or_all, STEPS - 2), STEPS - 2); }
+
+/* Equal shapes, but the two leaves have each other's buffer. */
+TEST(repeat, leaves_that_swap) { CHECK_EQ_I(compare(swapped, STEPS - 2), STEPS - 2); }
+
+/* What holds the state is not what held it, of equal shape. */
+static wk_tensor *new_state(wk_ctx *c, world *w) {
+    if (w->i % 4 == 0) {
+        wk_sgd_options o;
+        wk_sgd_options_init(&o);
+        o.momentum = 0.5;
+        wk_optim_free(w->optim);
+        w->optim = wk_sgd(c, w->w, PARAMS, &o);
+    }
+    return plain(c, w);
+}
+TEST(repeat, not_with_another_state) { CHECK_EQ_I(compare(new_state, STEPS - 1), STEPS - 2); }
+
+/* The call fails behind the update, which is taken back. */
+static wk_tensor *fails_behind(wk_ctx *c, world *w) {
+    wk_tensor *loss = plain(c, w);
+    return w->i % 3 == 1 ? wk_matmul(w->x, w->x) : loss;
+}
+TEST(repeat, calls_that_fail) { compare(fails_behind, STEPS - 1); }

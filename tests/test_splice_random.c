@@ -156,7 +156,7 @@ static void open_world(world *w, bool splices, uint64_t seed) {
     *w = (world){.c = wk_ctx_new(NULL)};
     REQUIRE(w->c);
     wk_seed(w->c, seed);
-    w->c->rec->no_splices = !splices;
+    w->c->rec->all_anew = !splices;
     if (seed % 2) /* these will begin again */
         w->c->rec->epoch = w->c->epoch = UINT32_MAX - STEPS;
     for (int i = 0; i < LEAVES; i++)

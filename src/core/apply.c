@@ -153,7 +153,11 @@ bool wki_apply(wk_ctx *c, wki_call *k) {
     bool mixed = false;
     c->cur_op = op;
     c->stats.ops++;
-    if (__builtin_expect(c->failed, 0) || !inputs_ok(c, k, &mixed))
+    if (__builtin_expect(c->failed, 0))
+        return bad_call(c, k);
+    if (op->nin < 0 && wki_rec_repeat(c, k))
+        return true;
+    if (!inputs_ok(c, k, &mixed))
         return bad_call(c, k);
     if (mixed && (op->flags & WKI_OP_PROMOTE))
         return promote(c, k);

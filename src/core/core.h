@@ -446,6 +446,9 @@ bool wki_touch_read(wki_tensor *t, const char *what);
 /* Before the host writes: nothing pending captured it. */
 bool wki_touch_write(wki_tensor *t, const char *what);
 
+/* Appends an update of many tensors if one like it was recorded before over the same ones (graph/repeat.c); false: apply it. */
+bool wki_rec_repeat(wk_ctx *c, const wki_call *k);
+
 /* ---- splices (graph/splice.c) --------------------------------------------------------------------------------------- */
 
 /* The segment whose records a backward may be spliced from; 0: none. */

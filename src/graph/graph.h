@@ -52,15 +52,30 @@ struct wki_recorder {
     uint64_t rng_start; /* the context's sequence number when the segment began */
     void **ptr;         /* scratch of a flush: one address per buffer */
     uint32_t cap_ptr;
-    /* Splices (splice.c). */
+    /* Splices (splice.c) and repeats (repeat.c). */
     bool touched;            /* an op changed what was noted of a buffer that existed before it */
     struct wki_splices *spl; /* made by the first backward */
     bool unsure;             /* there are records of ops that are gone: the segment's backwards are walked */
-    bool no_splices;         /* set by tests: all are */
     uint64_t spliced;        /* backwards that were */
+    struct wki_repeats *rep; /* made by the first update of many tensors */
+    uint64_t repeated;       /* updates that were */
+    bool all_anew;           /* set by tests: neither happens */
 };
 
 static inline bool wki_recording(const wk_ctx *c) { return c->rec->in_call || c->rec->nops; }
+
+/* The next buffer is the storage of t, a tensor from outside the segment, from t's offset on. Returns its number. */
+static inline uint32_t wki_rec_capture(wki_recorder *r, const wki_tensor *t, uint32_t root) {
+    wki_rbuf *b = &r->buf[r->nbuf]; /* field by field: gcc makes a compound literal on the stack first */
+    t->st->refs++;
+    b->st = t->st;
+    b->off = t->off;
+    b->root = root;
+    b->next_same = 0;
+    b->flags = WKI_RB_EXTERNAL | (t->flags & WKI_F_WHOLE);
+    b->dtype = t->dtype;
+    return r->nbuf++;
+}
 
 enum { WKI_REF_ABSENT, WKI_REF_WHOLE, WKI_REF_PLAIN, WKI_REF_STRIDED };
 enum { WKI_REF_DTYPE = 8, WKI_REF_NDIM = 16 }; /* bit positions */
@@ -125,6 +140,9 @@ void wki_rec_next_epoch(wki_recorder *r);
 /* The next op is the segment's first again. Do the arrays hold what they did? Not where a part was recorded over. */
 void wki_splices_rewind(wki_recorder *r, bool holds);
 void wki_splices_free(wk_ctx *c);
+/* Notes an update of many tensors that was just recorded, from those places in the arrays on. */
+void wki_rec_keep(wk_ctx *c, const wki_call *k, size_t nkey, uint32_t nbuf);
+void wki_repeats_free(wki_recorder *r);
 
 /* Ends the segment: buffers forget it. `ok` false: pending storages are marked failed. */
 void wki_rec_reset(wk_ctx *c, bool ok);

@@ -27,6 +27,7 @@ void wki_recorder_free(wk_ctx *c) {
     wki_free(r->val);
     wki_free(r->ptr);
     wki_splices_free(c);
+    wki_repeats_free(r);
     wki_free(r);
     c->rec = NULL;
 }
@@ -197,27 +198,12 @@ static inline uint64_t kind_of(const wki_tensor *t) {
     return t->flags & WKI_F_PLAIN ? WKI_REF_PLAIN : WKI_REF_STRIDED;
 }
 
-/* Field by field, which is faster than a compound literal: gcc makes that on the stack first. */
-static inline void put_buffer(wki_rbuf *b, wki_storage *s, int64_t off, uint32_t root, uint8_t flags,
-                              uint8_t dtype) {
-    b->st = s;
-    b->off = off;
-    b->root = root;
-    b->next_same = 0;
-    b->flags = flags;
-    b->dtype = dtype;
-}
-
 /* The next buffer is t's storage from its offset on. Returns the bits that say so. */
 static inline uint64_t add_external(wki_recorder *r, const wki_tensor *t, uint32_t root) {
-    wki_storage *s = t->st;
+    const wki_storage *s = t->st;
     uintptr_t addr = (uintptr_t)s->data + (size_t)t->off * wki_dtype_size((wk_dtype)t->dtype);
-    uint32_t b = r->nbuf++;
-    s->refs++;
-    uint8_t whole = t->flags & WKI_F_WHOLE;
-    put_buffer(&r->buf[b], s, t->off, root, WKI_RB_EXTERNAL | whole, t->dtype);
-    return (uint64_t)b << 32 | WKI_REF_NEW | (uint64_t)s->pinned * WKI_REF_PINNED |
-           (addr % 16 ? 0 : WKI_REF_ALIGNED) | (whole ? WKI_REF_DECL : 0);
+    return (uint64_t)wki_rec_capture(r, t, root) << 32 | WKI_REF_NEW | (uint64_t)s->pinned * WKI_REF_PINNED |
+           (addr % 16 ? 0 : WKI_REF_ALIGNED) | (t->flags & WKI_F_WHOLE ? WKI_REF_DECL : 0);
 }
 
 /* A tensor whose storage has an external buffer already: the one that starts where t does, or another. */
@@ -297,7 +283,7 @@ static inline void add_output(wki_recorder *r, const wki_tensor *t) {
     s->pending = 1;
     s->rec_epoch = r->epoch;
     s->rec_buf = b;
-    put_buffer(&r->buf[b], s, 0, b, WKI_RB_WHOLE, t->dtype);
+    r->buf[b] = (wki_rbuf){.st = s, .root = b, .flags = WKI_RB_WHOLE, .dtype = t->dtype};
     int64_t *m = r->meta + r->nmeta;
     r->nmeta += 1 + (size_t)t->ndim;
     *m = (int64_t)t->dtype << 8 | t->ndim;
@@ -354,7 +340,9 @@ bool wki_record(wk_ctx *c, wki_call *k) {
     }
     if (!prepare(c, r, k))
         return false;
-    uint64_t *w = r->key + r->nkey;
+    size_t nkey = r->nkey;
+    uint32_t nbuf = r->nbuf;
+    uint64_t *w = r->key + nkey;
     *w++ = head_word(k);
     if (op->writes)
         w = put_written(r, w, k);
@@ -372,5 +360,7 @@ bool wki_record(wk_ctx *c, wki_call *k) {
     r->nref += (uint32_t)(k->nin + k->nout);
     k->rec_epoch = r->epoch;
     k->place = r->nops++;
+    if (op->nin < 0)
+        wki_rec_keep(c, k, nkey, nbuf);
     return true;
 }

@@ -92,7 +92,7 @@ static bool fits(const wk_ctx *c, const wki_splice *s, const uint64_t *word, siz
 
 uint32_t wki_splice_epoch(const wk_ctx *c) {
     const wki_recorder *r = c->rec;
-    return r->nops && !r->unsure && !r->no_splices ? r->epoch : 0;
+    return r->nops && !r->unsure && !r->all_anew ? r->epoch : 0;
 }
 
 wki_splice *wki_splice_find(wk_ctx *c, const uint64_t *word, size_t nword) {
