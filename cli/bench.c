@@ -2,7 +2,7 @@
  *
  * A file of bounds is one JSON object. A key is BENCH.CASE, or BENCH.CASE@DEVICE for a bound that holds with that --device
  * only; a value holds `max`, `min` (of the figure) and `min_ratio` (how many times better than the peer's figure of the same
- * session, from --peers), one or several.
+ * run, from --peers), one or several.
  */
 #include <jansson.h>
 #include <math.h>
@@ -27,10 +27,10 @@ struct bench_run {
     const char *isa;
     wk_device device;
     const char *data_dir; /* of the demo, or NULL */
-    json_t *peers;        /* array of what a peer's bench printed in the same session, or NULL */
+    json_t *peers;        /* array of what a peer's bench printed in the same run, or NULL */
     struct {
         const char *name;
-        double value, ratio; /* ratio: to the peer's figure of the same session; NAN where there is none */
+        double value, ratio; /* ratio: to the peer's figure of the same run; NAN where there is none */
     } figure[MAX_FIGURES];
     int nfigures, failures;
     int met, missed, skipped; /* bounds */
@@ -43,7 +43,7 @@ bool bench_wants(const bench_run *r, const char *name) { return !r->only || !str
 wk_device bench_device(const bench_run *r) { return r->device; }
 const char *bench_data_dir(const bench_run *r) { return r->data_dir; }
 
-/* The peer's figure of this session, where possible with as many threads. False: none. */
+/* The peer's figure of this run, where possible with as many threads. False: none. */
 static bool peer_here(const bench_run *r, const char *name, const char *unit, char *peer, size_t n,
                       double *value) {
     size_t i;
@@ -232,7 +232,7 @@ static void check_bound(bench_run *r, const char *key, const bound_key *k, json_
         else if (at == r->nfigures)
             bench_fail(r, k->name, "there is a bound and no figure");
         else if (of_ratio && isnan(r->figure[at].ratio))
-            skip_bound(r, key, kind, "unproven: no figure of the peer from this session (--peers)");
+            skip_bound(r, key, kind, "unproven: no figure of the peer from this run (--peers)");
         else
             compare(r, r->figure[at].name, of_ratio ? r->figure[at].ratio : r->figure[at].value,
                     of_ratio ? "the ratio" : "the figure", kind, json_number_value(limit));
@@ -268,7 +268,7 @@ static const struct argp_option option_table[] = {
      0},
     {"data-dir", 'D', "DIR", 0, "where `demo` has its IDX files from, as in `wick train`", 0},
     {"device", 'd', "cpu|cuda", 0, "where `train` and `demo` compute (default cpu)", 0},
-    {"peers", 'p', "FILE", 0, "peer figures of the same session: the JSON lines of bench/peers/*.py", 0},
+    {"peers", 'p', "FILE", 0, "peer figures of the same run: the JSON lines of bench/peers/*.py", 0},
     {"list", 'l', NULL, 0, "print the benches and their cases", 0},
     {0},
 };

@@ -175,16 +175,18 @@ typedef struct job {
     net_job net;
     wk_loader *train, *test;
     int64_t ntrain, ntest;
-    wk_compiled *step, *predict;    /* NULL: eager */
+    wk_compiled *step, *count;      /* NULL: eager */
     wk_tensor *waiting[READ_EVERY]; /* losses not read yet: reading waits for the device */
     int nwaiting;
     double loss_sum;
     int64_t loss_count;
 } job;
 
-static void predict(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+/* How many of a batch the model gets right. */
+static void count_right(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
     (void)c, (void)nin, (void)nout;
-    out[0] = wk_forward(((net_job *)self)->model, in[0]);
+    wk_tensor *best = wk_argmax(wk_forward(((net_job *)self)->model, in[0]), 1, false);
+    out[0] = wk_sum(wk_cast(wk_eq(best, in[1]), WK_F32), NULL, 0, false);
 }
 
 static wk_tensor *run(job *j, wk_compiled *f, wk_fn fn, wk_tensor *const *in, int nin) {
@@ -228,28 +230,15 @@ static void train_epoch(job *j, progress *p, int epoch) {
 }
 
 static double accuracy(job *j) {
-    static float logits[EVAL_BATCH][CLASSES];
-    static int64_t labels[EVAL_BATCH];
     wk_tensor *batch[2];
-    int64_t right = 0;
+    double right = 0;
     bool grad = wk_grad_enable(j->c, false);
     wk_train_mode(j->net.model, false);
-    while (wk_loader_next(j->test, batch)) {
-        int64_t n = wk_size(batch[1], 0);
-        wk_tensor *y = run(j, j->predict, predict, batch, 1);
-        if (!wk_read(y, logits, (size_t)n * sizeof logits[0]) ||
-            !wk_read(batch[1], labels, (size_t)n * sizeof labels[0]))
-            break;
-        for (int64_t i = 0; i < n; i++) {
-            int best = 0;
-            for (int k = 1; k < CLASSES; k++)
-                best = logits[i][k] > logits[i][best] ? k : best;
-            right += best == labels[i];
-        }
-    }
+    while (wk_loader_next(j->test, batch))
+        right += wk_item(run(j, j->count, count_right, batch, 2));
     wk_train_mode(j->net.model, true);
     wk_grad_enable(j->c, grad);
-    return (double)right / (double)j->ntest;
+    return right / (double)j->ntest;
 }
 
 static void report_epoch(const job *j, const progress *p, int epoch, double test) {
@@ -286,7 +275,7 @@ static void job_init(job *j, const set *train, const set *test) {
     j->test = loader_of(j->c, test, j->ntest, EVAL_BATCH, false, 0);
     if (o->compile && !wk_failed(j->c)) {
         j->step = wk_compile(j->c, net_train_step, &j->net, NULL);
-        j->predict = wk_compile(j->c, predict, &j->net, NULL);
+        j->count = wk_compile(j->c, count_right, &j->net, NULL);
     }
 }
 

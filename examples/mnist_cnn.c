@@ -59,24 +59,14 @@ static void train_step(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_
     wk_optim_step(j->optim);
 }
 
-static int count_right(wk_tensor *logits, wk_tensor *labels) {
-    static float score[500][10];
-    static int64_t label[500];
-    int64_t right = 0, n = wk_size(labels, 0);
-    if (!wk_read(logits, score, (size_t)n * sizeof score[0]) ||
-        !wk_read(labels, label, (size_t)n * sizeof label[0]))
-        return 0;
-    for (int64_t i = 0; i < n; i++) {
-        int best = 0;
-        for (int k = 1; k < 10; k++)
-            best = score[i][k] > score[i][best] ? k : best;
-        right += best == label[i];
-    }
-    return (int)right;
+static double count_right(wk_tensor *logits, wk_tensor *labels) {
+    wk_tensor *right = wk_eq(wk_argmax(logits, 1, false), labels);
+    return wk_item(wk_sum(wk_cast(right, WK_F32), NULL, 0, false));
 }
 
 int main(int argc, char **argv) {
-    int epochs = argc > 1 ? atoi(argv[1]) : 3, right = 0, steps = 0;
+    int epochs = argc > 1 ? atoi(argv[1]) : 3, steps = 0;
+    double right = 0;
     wk_field train[2] = {{.dtype = WK_U8, .ndim = 3, .size = {1, 28, 28}}, {.dtype = WK_U8, .index = true}};
     wk_field test[2] = {train[0], train[1]};
     train[0].data = load("train-images-idx3-ubyte.gz", 16, 60000 * 28 * 28);

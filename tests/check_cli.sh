@@ -173,7 +173,7 @@ benches() {
         fails_with 1 "wick: unable to open $dir/nowhere:" "$wick" bench overhead.scope --check "$dir/nowhere"
 }
 
-# A ratio counts against the peer of the same session alone; an absent peer is named, and is no pass.
+# A ratio counts against the peer of the same run alone; an absent peer is named, and is no pass.
 bench_ratios() {
     peer() { echo "{\"bench\": \"overhead\", \"case\": \"add_4x4\", \"value\": $2, \"unit\": \"ns\", \"threads\": $1}"; }
     echo '{"overhead.add_4x4": {"max": 1e9, "min_ratio": 3}}' >"$dir/ratio"
