@@ -129,20 +129,6 @@ bool wki_rec_repeat(wk_ctx *c, const wki_call *k) {
 
 /* ---- keeping ------------------------------------------------------------------------------------------------------- */
 
-static bool room(update *u, size_t nin, size_t nkey) {
-    input *in = nin > u->cap_in ? wki_realloc(u->in, nin * sizeof *in) : u->in;
-    if (!in)
-        return false;
-    u->in = in;
-    u->cap_in = nin > u->cap_in ? nin : u->cap_in;
-    uint64_t *key = nkey > u->cap_key ? wki_realloc(u->key, nkey * sizeof *key) : u->key;
-    if (!key)
-        return false;
-    u->key = key;
-    u->cap_key = nkey > u->cap_key ? nkey : u->cap_key;
-    return true;
-}
-
 /* Notes an input by its reference at *w, and moves on to the next. False: it is none of the usual ones, which are contiguous,
    and whole if they are from outside. `next` is the number of the next new buffer. */
 static bool note(const wki_recorder *r, input *p, const uint64_t **w, const wki_tensor *t, uint32_t *next) {
@@ -175,7 +161,8 @@ void wki_rec_keep(wk_ctx *c, const wki_call *k, size_t nkey, uint32_t nbuf) {
         u = r->rep->u[i].used < u->used ? &r->rep->u[i] : u;
     size_t nin = (size_t)k->nin;
     u->used = 0;
-    if (!room(u, nin, r->nkey - nkey))
+    if (!wki_rec_grow((void **)&u->in, &u->cap_in, nin, sizeof *u->in) ||
+        !wki_rec_grow((void **)&u->key, &u->cap_key, r->nkey - nkey, sizeof *u->key))
         return;
     const uint64_t *w = r->key + nkey + 1;
     uint32_t next = nbuf;

@@ -212,7 +212,7 @@ bool wki_splice_begin(wk_ctx *c) {
     return true;
 }
 
-static bool room(void **p, size_t *cap, size_t need, size_t each) {
+bool wki_rec_grow(void **p, size_t *cap, size_t need, size_t each) {
     if (need <= *cap)
         return true;
     void *q = wki_realloc(*p, need * each);
@@ -225,7 +225,7 @@ static bool room(void **p, size_t *cap, size_t need, size_t each) {
 
 /* Copies n items to where a splice keeps them. */
 static bool keep(void **p, size_t *cap, const void *from, size_t n, size_t each) {
-    if (!room(p, cap, n, each))
+    if (!wki_rec_grow(p, cap, n, each))
         return false;
     if (n)
         memcpy(*p, from, n * each);
@@ -242,7 +242,8 @@ static bool keep_gradient(wki_splice *s, const wki_recorder *r, uint32_t first, 
     const wki_storage *st = g->st;
     if (!st->pending || st->rec_epoch != r->epoch || st->rec_buf < first || g->fn)
         return false;
-    if (s->ngrad == s->cap_grad && !room((void **)&s->grad, &s->cap_grad, 2 * s->ngrad + 16, sizeof *s->grad))
+    if (s->ngrad == s->cap_grad &&
+        !wki_rec_grow((void **)&s->grad, &s->cap_grad, 2 * s->ngrad + 16, sizeof *s->grad))
         return false;
     gradient *k = &s->grad[s->ngrad++];
     *k = (gradient){.leaf = wki_handle(leaf),
