@@ -370,7 +370,50 @@ TEST(splice, graphs_that_were_freed_in_part) {
     compare(rest, 3 * (STEPS / 2 - 1)); /* b where a was kept; else a and d */
 }
 
-/* Outside a call, where the scope that a splice opens is the one too many: no gradient comes with the error. */
+/* A leaf of this shape in this slot, or any. */
+static wk_tensor *leaf_at(wk_ctx *c, const wki_tensor *slot, int64_t rows, int64_t columns) {
+    enum { TRIES = 1024 };
+    wk_tensor *other[TRIES], *t;
+    int n = 0;
+    while (wki_slot(t = wk_from_data(c, WK_F32, 2, (int64_t[]){rows, columns}, (float[12]){0})) != slot &&
+           slot && n < TRIES)
+        other[n++] = t;
+    while (n)
+        wk_drop(other[--n]);
+    return wk_requires_grad(t, true);
+}
+
+/* A leaf that is dropped before its backward, then another with the slot and the handle that come after it. */
+static wk_tensor *dropped(wk_ctx *c, world *w) {
+    wk_tensor *leaf = w->i ? leaf_at(c, wki_slot(w->x), 4, 3) : leaf_at(c, NULL, 2, 3);
+    wk_tensor *loss = total(wk_exp(wk_slice(leaf, 0, 0, 1, 1)));
+    if (!w->i) {
+        wk_drop(leaf);
+        w->x = wki_handle(wki_slot(leaf));
+    }
+    wk_backward(loss);
+    if (w->i) {
+        CHECK(leaf == w->x);
+        CHECK_EQ_I(wk_numel(wk_grad(leaf)), 12);
+    }
+    return loss;
+}
+TEST(splice, not_with_the_gradient_of_a_leaf_that_was_dropped) {
+    world w;
+    open_world(&w, true, 0);
+    the_step = dropped;
+    for (int i = 0; i < 2; i++) {
+        wk_tensor *loss;
+        wk_scope_begin(w.c);
+        run_step(&w, i, &loss);
+        wk_scope_end(w.c);
+    }
+    CHECK(!wk_failed(w.c));
+    CHECK_EQ_I(w.c->rec->spliced, 0);
+    wk_ctx_free(w.c);
+}
+
+/* Outside a call, where the scope of the backward is the one too many: no gradient comes with the error. */
 TEST(splice, no_memory_for_its_scope) {
     int failed = 0;
     for (int depth = 50; depth < 70; depth++) {

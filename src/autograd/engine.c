@@ -128,7 +128,7 @@ static inline uint64_t where_to(engine *e, const wki_edge *to) {
         return (uint64_t)to->fn->order << 16 | to->out_idx << 8 | TO_RECORD;
     if (!to->leaf)
         return TO_NOWHERE;
-    if (to->leaf->grad)
+    if (to->leaf->grad || !to->leaf->user) /* of one that nobody holds the handle will be another leaf's */
         e->rec_epoch = 0;
     return (uint64_t)(uintptr_t)wki_handle(to->leaf) | TO_LEAF;
 }
