@@ -561,6 +561,77 @@ TEST(failures, a_call_inside_a_call) {
     }
 }
 
+typedef struct replaced { /* a gradient that a call made, in calls inside it */
+    labelled l;
+    wk_compiled *inner;
+    enum { ZEROED, USED, ADDED_TO, WAYS } way;
+    int depth;
+    bool deep; /* in a call that succeeds, inside one that fails */
+} replaced;
+
+static void replace(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out, int nout) {
+    (void)c, (void)nin, (void)nout;
+    replaced *r = self;
+    out[0] = in[0];
+    if (++r->depth == 1 && r->deep) {
+        wk_call(r->inner, in, 1);
+    } else {
+        if (r->way == ZEROED)
+            wk_zero_grad(r->l.w);
+        if (r->way == USED)
+            wk_optim_step(r->l.o);
+        wk_backward(wk_sum(wk_exp(r->l.w), NULL, 0, false));
+    }
+    if (--r->depth == 0)
+        wk_reshape(in[0], SIZE(99));
+}
+
+static void make_and_replace(wk_ctx *c, void *self, wk_tensor *const *in, int nin, wk_tensor **out,
+                             int nout) {
+    (void)nin, (void)nout;
+    replaced *r = self;
+    out[0] = wk_sum(wk_mul(wk_mul(r->l.w, r->l.w), in[0]), NULL, 0, false);
+    wk_backward(out[0]);
+    if (r->l.fail) {
+        wk_try_begin(c);
+        CHECK(wk_is_poison(wk_call(r->inner, in, 1)));
+        CHECK_EQ_I(wk_try_end(c, NULL), WK_SHAPE);
+    }
+}
+
+/* The weight, and its gradient of some calls. */
+static float *run_replaced(replaced r, const float *w, const float *x) {
+    wk_ctx *c = api_ctx(true);
+    r.l.w = wk_requires_grad(api_vector(c, 3, w), true);
+    r.l.o = wk_adamw(c, &r.l.w, 1, NULL);
+    wk_compiled *outer = wk_compile(c, make_and_replace, &r, NULL);
+    r.inner = wk_compile(c, replace, &r, NULL);
+    wk_tensor *in = api_vector(c, 3, x);
+    for (int i = 0; i < 3; i++)
+        wk_item(wk_call(outer, &in, 1));
+    float *got = calloc(6, sizeof *got);
+    CHECK(wk_read(r.l.w, got, 12) && wk_grad(r.l.w) && wk_read(wk_grad(r.l.w), got + 3, 12));
+    api_end(c);
+    return got;
+}
+
+TEST(failures, gradients_that_a_call_inside_a_call_replaced_come_back) {
+    float w[3], x[3];
+    for (int i = 0; i < 3; i++) {
+        w[i] = (float)wkt_normal();
+        x[i] = (float)wkt_normal();
+    }
+    for (int k = 0; k < 2 * WAYS; k++) {
+        replaced r = {.way = k / 2, .deep = k & 1};
+        float *want = run_replaced(r, w, x);
+        r.l.fail = true;
+        float *got = run_replaced(r, w, x);
+        CHECK(api_same(want, got, 6));
+        free(want);
+        free(got);
+    }
+}
+
 typedef struct keeper {
     wk_tensor *kept, *w;
 } keeper;

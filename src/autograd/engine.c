@@ -506,8 +506,8 @@ void wki_drop_grad(wki_tensor *t) {
     wki_tensor *g = t->grad;
     if (!g)
         return;
-    /* One that this recording made is gone when the recording is, and an earlier entry has what was before. */
-    if (!g->st->pending && !wki_undo_grad(t->ctx, t))
+    wk_ctx *c = t->ctx;
+    if ((!g->st->pending || wki_undo_part(c)) && !wki_undo_grad(c, t)) /* as wki_undo_forget has it */
         return;
     t->grad = NULL;
     wki_tensor_user_down(g);

@@ -287,9 +287,7 @@ void wki_undo_back_to(wk_ctx *c, uint32_t n) {
 void wki_undo_commit(wk_ctx *c) { commit_to(c, 0); }
 void wki_undo_rollback(wk_ctx *c) { wki_undo_back_to(c, 0); }
 
-/* A gradient that this recording itself made is gone when the recording is, and an earlier entry has what was before. To hold
-   it would make it a result of the plan. */
-static void forget_pending(wk_ctx *c, uint32_t n) {
+void wki_undo_forget(wk_ctx *c, uint32_t n) {
     for (uint32_t i = n; i < c->nundo; i++) {
         wki_undo *u = &c->undo[i];
         if (u->kind != WKI_UNDO_GRAD || !u->old || !u->old->st->pending)
@@ -312,8 +310,8 @@ void wki_undo_end(wk_ctx *c, wki_undo_mark m, bool ok) {
         wki_undo_back_to(c, m.n);
     else if (!m.journal)
         commit_to(c, m.n < c->nundo ? m.n : c->nundo);
-    else
-        forget_pending(c, m.n);
+    else if (!wki_undo_part(c))
+        wki_undo_forget(c, m.n);
     c->journal = m.journal;
 }
 

@@ -508,6 +508,11 @@ typedef struct wki_undo_mark {
 wki_undo_mark wki_undo_begin(wk_ctx *c);
 void wki_undo_end(wk_ctx *c, wki_undo_mark m, bool ok);
 void wki_undo_back_to(wk_ctx *c, uint32_t n); /* puts back what was noted after the first n */
+/* May a part of the recording be taken back without the rest? A call inside a call may. */
+static inline bool wki_undo_part(const wk_ctx *c) { return c->call_depth > 1; }
+/* Where only all of it may be: a gradient that the recording itself made is gone when the recording is, and an earlier entry has
+   what was before. To hold it would make it a result of the plan. So those that were noted after the first n are let go. */
+void wki_undo_forget(wk_ctx *c, uint32_t n);
 
 /* ---- devices (compile/plan.h has what plans need) ------------------------------------------------------------------- */
 
