@@ -158,7 +158,7 @@ static void open_world(world *w, bool splices, uint64_t seed) {
     wk_seed(w->c, seed);
     w->c->rec->all_anew = !splices;
     if (seed % 2) /* these will begin again */
-        w->c->rec->epoch = w->c->epoch = UINT32_MAX - STEPS;
+        w->c->rec->epoch = w->c->epoch = UINT32_MAX - STEPS / 4;
     for (int i = 0; i < LEAVES; i++)
         w->leaf[i] = wk_retain(wk_requires_grad(wk_randn(w->c, 2, (int64_t[]){N, N}), true));
     w->x = wk_randn(w->c, 2, (int64_t[]){N, N});

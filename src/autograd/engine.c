@@ -159,8 +159,7 @@ static inline void consume(wki_node *n) {
     wki_node_drop_saved(n);
 }
 
-/* In place of the walk, what an equal one left behind. Everything below the root is done with, unless it fails: the graph
-   is as it was when some of it was freed before. */
+/* In place of the walk, what an equal one left behind. Everything below the root is done with. */
 static bool splice(engine *e, const wki_splice *s) {
     for (size_t i = 0; i < e->nall; i++)
         consume(e->all[i]);

@@ -86,7 +86,6 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
     if (outer) {
         c->journal = true;
         c->rec->in_call = true;
-        wki_rec_next_epoch(c->rec);
     }
     wki_rec_mark begin = wki_rec_mark_of(c);
     c->call_depth++;
@@ -112,8 +111,6 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
         goto end;
     }
     c->rec->in_call = false;
-    if (!c->rec->nops)
-        wki_rec_next_epoch(c->rec);
     if (c->failed) {
         wki_recorder_discard(c);
         c->journal = false;

@@ -46,10 +46,10 @@ typedef struct wki_shared {
 enum { WKI_LINE = 64 };
 
 struct wki_storage {
-    _Alignas(
-        WKI_LINE) int32_t refs; /* slots of this context that use it (+1 per recording that captured it) */
-    uint32_t version;           /* bumped by every in-place write of this context; views share it */
-    void *data;                 /* NULL while pending or when bytes is 0 */
+    /* Slots of this context that use it (+1 per recording that captured it). */
+    _Alignas(WKI_LINE) int32_t refs;
+    uint32_t version; /* bumped by every in-place write of this context; views share it */
+    void *data;       /* NULL while pending or when bytes is 0 */
     size_t bytes;
     wki_shared *shared; /* NULL until wk_share */
     wk_ctx *ctx;
@@ -400,9 +400,8 @@ wki_tensor *wki_filled(wk_ctx *c, wk_dtype dt, int ndim, const int64_t *size, in
 wki_tensor *wki_alias(wk_ctx *c, wki_tensor *t);    /* another handle on the same value, same graph */
 wki_tensor *wki_detached(wk_ctx *c, wki_tensor *t); /* same storage, no graph */
 void wki_drop_grad(wki_tensor *t);
-void *
-wki_pool_bytes(wk_ctx *c,
-               size_t bytes); /* on a cache line; lives as long as the context; NULL when out of memory */
+/* On a cache line; lives as long as the context; NULL when out of memory. */
+void *wki_pool_bytes(wk_ctx *c, size_t bytes);
 static inline void wki_storage_bump(wki_storage *s) { s->version++; } /* an in-place write */
 wki_storage *wki_storage_share(wk_ctx *to, wki_storage *s); /* with a reference; NULL after wki_fail */
 void wki_slots_free(wk_ctx *c);

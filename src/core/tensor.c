@@ -26,7 +26,7 @@ void *wki_pool_bytes(wk_ctx *c, size_t bytes) {
 
 static bool grow_slots(wk_ctx *c) {
     wki_slab *s = wki_pool_bytes(c, sizeof *s);
-    wki_tensor *t = s ? wki_aligned(64, SLAB_SLOTS * sizeof *t) : NULL;
+    wki_tensor *t = s ? wki_aligned(WKI_LINE, SLAB_SLOTS * sizeof *t) : NULL;
     if (!t)
         return wki_fail(c, WK_NOMEM, "no host memory for tensor handles");
     memset(t, 0, SLAB_SLOTS * sizeof *t);

@@ -137,8 +137,6 @@ const wki_op *wki_op_by_id(wk_runtime *rt, uint32_t id);
 bool wki_rec_room(wk_ctx *c, size_t key, size_t meta, size_t nbuf, size_t nval);
 /* Room for `need` items in an array that keeps what was recorded; false, and nothing is kept, when there is no memory. */
 bool wki_rec_grow(void **p, size_t *cap, size_t need, size_t each);
-/* No op is pending: the next segment's epoch. */
-void wki_rec_next_epoch(wki_recorder *r);
 /* The next op is the segment's first again. Do the arrays hold what they did? Not where a part was recorded over. */
 void wki_splices_rewind(wki_recorder *r, bool holds);
 void wki_splices_free(wk_ctx *c);

@@ -46,12 +46,6 @@ void wki_rec_forget(wk_ctx *c, wki_storage *s) {
         r->buf[s->rec_buf].st = NULL;
 }
 
-void wki_rec_next_epoch(wki_recorder *r) {
-    if (!++r->epoch) /* a long run wraps it; 0 is of no segment */
-        r->epoch = 1;
-    r->unsure = false;
-}
-
 void wki_rec_reset(wk_ctx *c, bool ok) {
     wki_recorder *r = c->rec;
     uint32_t n = r->nbuf;
@@ -59,7 +53,9 @@ void wki_rec_reset(wk_ctx *c, bool ok) {
     r->nkey = r->nmeta = 0;
     r->nbuf = r->nval = r->nref = 0;
     wki_splices_rewind(r, true);
-    wki_rec_next_epoch(r);
+    if (!++r->epoch) /* a long run wraps it; 0 is of no segment */
+        r->epoch = 1;
+    r->unsure = false;
     for (uint32_t i = 0; i < n; i++) {
         wki_storage *s = r->buf[i].st;
         if (!s)
