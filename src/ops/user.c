@@ -1,4 +1,5 @@
 /* User ops: rows of the op table made at run time. Inputs and outputs reach the user's functions contiguous, on the host. */
+#include <stdio.h>
 #include <string.h>
 
 #include "backend/backend.h"
@@ -76,18 +77,22 @@ static void vjp(const wki_vjp_args *a) {
         wki_tensor *t = wki_owns(c, wki_slot(r[i]), n->caller) ? wki_enter(r[i], n->caller) : NULL;
         if (!t)
             return;
-        bool fits =
-            t->ndim == wki_slot(in[i])->ndim && !memcmp(t->size, wki_slot(in[i])->size, (size_t)t->ndim * 8);
-        if (!fits && !(t->flags & WKI_F_POISON)) {
-            char got[128], want[128];
+        const wki_tensor *want = wki_slot(in[i]);
+        if (t->flags & WKI_F_POISON) {
+            char what[96];
+            snprintf(what, sizeof what, "%s: the gradient of input %d", n->op->name, i);
+            wki_fail_poison(c, what);
+            return;
+        }
+        if (t->ndim != want->ndim || memcmp(t->size, want->size, (size_t)t->ndim * 8)) {
+            char got[128], wanted[128];
             c->cur_op = n->op;
             wki_fail(c, WK_SHAPE, "the gradient of input %d has shape %s, the input %s", i,
                      wki_shape_text(got, sizeof got, t->ndim, t->size),
-                     wki_shape_text(want, sizeof want, wki_slot(in[i])->ndim, wki_slot(in[i])->size));
+                     wki_shape_text(wanted, sizeof wanted, want->ndim, want->size));
             return;
         }
-        const wki_tensor *want = wki_slot(in[i]);
-        if (fits && (t->dtype != WK_F32 || t->st->dev != want->st->dev)) {
+        if (t->dtype != WK_F32 || t->st->dev != want->st->dev) {
             c->cur_op = n->op;
             wki_fail(c, WK_DTYPE, "the gradient of input %d is %s on %s, f32 on %s is needed", i,
                      wk_dtype_name((wk_dtype)t->dtype), wk_device_name((wk_device)t->st->dev),
