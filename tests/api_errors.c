@@ -630,6 +630,21 @@ static void odd_cpu(const wk_array *in, wk_array *out, const double *attr) {
     memcpy(out[0].data, in[0].data, (size_t)in[0].numel * sizeof(float));
 }
 
+/* g times the gradient of a's squares, by a backward. */
+static wk_tensor *by_backward(wk_ctx *c, wk_tensor *a, wk_tensor *g) {
+    bool old = wk_grad_enable(c, true);
+    wk_tensor *loss = wk_sum(wk_mul(a, a), NULL, 0, false), *r;
+    wk_backward_options o;
+    wk_backward_options_init(&o);
+    o.inputs = &a;
+    o.ninputs = 1;
+    o.out = &r;
+    o.retain_graph = true;
+    wk_backward_ex(&loss, 1, &o);
+    wk_grad_enable(c, old);
+    return wk_mul(g, r);
+}
+
 static void odd_vjp(wk_ctx *c, wk_tensor *const *in, wk_tensor *const *out, wk_tensor *const *gout,
                     const double *attr, wk_tensor **gin) {
     (void)in, (void)out;
@@ -638,6 +653,15 @@ static void odd_vjp(wk_ctx *c, wk_tensor *const *in, wk_tensor *const *out, wk_t
         gin[0] = wk_cast(gout[0], WK_I64);
     if (attr[0] == 6)
         wk_scope_end(c);
+    if (attr[0] == 7)
+        gin[0] = by_backward(c, in[0], gout[0]);
+    if (attr[0] == 8)
+        gin[0] = by_backward(c, wk_requires_grad(wk_detach(in[0]), true), gout[0]);
+    if (attr[0] == 9) {
+        wk_try_begin(c);
+        gin[0] = wk_reshape(in[0], SIZE(99));
+        wk_try_end(c, NULL);
+    }
 }
 
 TEST(errors, user_ops_that_break_rules) {
@@ -667,6 +691,21 @@ TEST(errors, user_ops_that_break_rules) {
         wk_scope_end(c); /* is still the test's own */
         CHECK(!wk_failed(c));
         CHECK(wk_alive(c, x));
+    }
+    wk_tensor *s = wk_requires_grad(wk_scalar(c, 1), true), *a;
+    for (double what = 7; what <= 9;
+         what++) { /* a backward through the graph of the one that runs; apart from it; poison */
+        a = wk_exp(s);
+        wk_user_op(c, id, &a, &what, &y);
+        wk_backward(y);
+        if (what != 8) {
+            CHECK_ERROR(c, what == 7 ? WK_GRAD : WK_STATE);
+            CHECK(!wk_grad(s));
+            continue;
+        }
+        REQUIRE(wk_grad(s) != NULL);
+        CHECK_NEAR(wk_item(wk_grad(s)), 2 * exp(2), 1e-5);
+        wk_zero_grad(s);
     }
     api_end(c);
 }

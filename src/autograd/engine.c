@@ -6,10 +6,12 @@
 #include "core/core.h"
 #include "ops_gen.h"
 
-typedef struct engine {
+typedef struct wki_engine {
     wk_ctx *c;
-    const char *function; /* that was called, for messages */
-    wki_node **heap;      /* ready records, newest (largest seq) on top */
+    const struct wki_engine *outer; /* whose VJP, a user's, asked for this backward; or NULL */
+    uint32_t epoch;                 /* that the records it reached carry */
+    const char *function;           /* that was called, for messages */
+    wki_node **heap;                /* ready records, newest (largest seq) on top */
     size_t nheap, cap_heap;
     /* Every reached record, the roots' first; these hold references, and the roots all others. */
     wki_node **all;
@@ -66,10 +68,22 @@ static wki_node *heap_pop(engine *e) {
     return top;
 }
 
+/* A record holds the state of one traversal. */
+static __attribute__((noinline)) bool free_of(const engine *outer, const wki_node *n) {
+    for (; outer; outer = outer->outer)
+        if (n->epoch == outer->epoch)
+            return wki_fail(outer->c, WK_GRAD,
+                            "backward, in the gradient of a user's op, through the graph that it is part of "
+                            "(wk_detach its inputs)");
+    return true;
+}
+
 static inline bool reach(engine *e, wki_node *n) {
-    if (n->epoch == e->c->epoch)
+    if (n->epoch == e->epoch)
         return true;
-    n->epoch = e->c->epoch;
+    if (__builtin_expect(e->outer != NULL, 0) && !free_of(e->outer, n))
+        return false;
+    n->epoch = e->epoch;
     n->deps = 0;
     n->order = (uint32_t)e->nall;
     if (__builtin_expect(e->nall == e->cap_all, 0) && !grow(e->c, &e->all, &e->cap_all))
@@ -392,9 +406,13 @@ static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor
     e->cap_word = c->cap_bw_word;
     c->bw_all = c->bw_heap = NULL;
     c->bw_word = NULL;
+    c->cap_bw_all = c->cap_bw_heap = c->cap_bw_word = 0;
     c->grad_mode = e->create_graph;
     if (!++c->epoch) /* a long run wraps it; 0 is of records that no backward has seen */
         c->epoch = 1;
+    e->epoch = c->epoch;
+    e->outer = c->bw_now;
+    c->bw_now = e;
     wki_undo_mark before = wki_undo_begin(c);
     wk_scope_begin(c);
     bool ok = run(e, roots, nroots, grads) && !c->failed; /* for a scope there may have been no memory */
@@ -415,6 +433,7 @@ static void backward(engine *e, wki_tensor *const *roots, int nroots, wki_tensor
             wki_tensor_unref(r);
     }
     cleanup(e, ok);
+    c->bw_now = e->outer;
 }
 
 void wk_backward(wk_tensor *h) {

@@ -332,6 +332,7 @@ struct wk_ctx {
     bool reaping, default_rt;
     wki_node **bw_all, **bw_heap; /* backward's work lists between uses */
     uint64_t *bw_word;
+    const struct wki_engine *bw_now; /* the backward that runs */
     size_t cap_bw_all, cap_bw_heap, cap_bw_word;
     /* undo journal, active while a recording is */
     wki_undo *undo;
