@@ -398,7 +398,8 @@ typedef struct wk_op_desc {
     bool (*infer)(const wk_array *in, const double *attr, wk_array *out, int64_t (*out_size)[WK_MAX_DIMS],
                   char err[256]);
     void (*cpu)(const wk_array *in, wk_array *out, const double *attr); /* thread-safe; any thread */
-    /* Gradient through public ops: gin[i] = NULL for none. NULL: not differentiable. */
+    /* Gradient through public ops: gin[i] = NULL for none. It may run a backward, of what it makes from wk_detach of these.
+       NULL: not differentiable. */
     void (*vjp)(wk_ctx *c, wk_tensor *const *in, wk_tensor *const *out, wk_tensor *const *gout,
                 const double *attr, wk_tensor **gin);
     /* CUDA C of an elementwise kernel `extern "C" __global__ void NAME(const float *in0, ..., float *out0, ..., const

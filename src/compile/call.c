@@ -107,7 +107,7 @@ static void call_n(wk_compiled *h, wk_tensor *const *in, int nin, wk_tensor **ou
         if (c->failed)
             wki_rec_back_to(c, &begin);
         else if (!wki_undo_part(c))
-            wki_undo_forget(c, 0); /* there may have been a flush since it began */
+            wki_undo_forget(c, c->rec->epoch == begin.epoch ? begin.nundo : 0); /* a flush ends what it had */
         goto end;
     }
     c->rec->in_call = false;
