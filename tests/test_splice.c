@@ -500,3 +500,26 @@ static wk_tensor *fails_behind(wk_ctx *c, world *w) {
     return w->i % 3 == 1 ? wk_matmul(w->x, w->x) : loss;
 }
 TEST(repeat, calls_that_fail) { compare(fails_behind, STEPS - 1); }
+
+/* The recording is full where the update comes, and there is no memory for more: no step is taken, and the error says so. */
+static wk_tensor *no_room(wk_ctx *c, world *w) {
+    wki_recorder *r = c->rec;
+    wk_tensor *loss = net(c, w);
+    wk_backward(loss);
+    int64_t steps = wk_optim_steps(w->optim);
+    wk_try_begin(c);
+    if (w->i == 4) {
+        r->cap_key = r->nkey;
+        r->room = 0;
+        wki_alloc_fail_once(1);
+    }
+    wk_optim_step(w->optim);
+    wki_alloc_fail_once(0);
+    bool failed = wk_try_end(c, NULL) != WK_OK;
+    CHECK_EQ_I(failed, w->i == 4);
+    CHECK_EQ_I(wk_optim_steps(w->optim), steps + !failed);
+    CHECK_EQ_I(!wk_grad(w->w[0]), !failed);
+    return loss;
+}
+/* Nor is the next step repeated, which has the gradients of two. */
+TEST(repeat, no_memory_for_the_recording) { CHECK_EQ_I(compare(no_room, STEPS - 2), STEPS - 3); }

@@ -27,7 +27,7 @@ typedef struct update {
     uint64_t *key; /* the op's words */
     input *in;
     size_t nin, nkey, cap_key, cap_in;
-    uint32_t nbuf; /* buffers before it */
+    uint32_t nbuf; /* buffers before it: at least one */
     uint8_t dev;
     uint64_t used; /* when last; 0: never */
 } update;
@@ -101,6 +101,7 @@ static void append(wki_recorder *r, const update *u, const wki_call *k) {
         }
     }
     r->touched = true;
+    r->room = 0; /* none of this was counted */
     r->nref += (uint32_t)u->nin;
     r->nops++;
     r->repeated++;
@@ -109,16 +110,22 @@ static void append(wki_recorder *r, const update *u, const wki_call *k) {
 /* Not with grad mode on: then an update of what requires grad is an error. */
 static bool may_repeat(const wk_ctx *c) { return c->rec->in_call && !c->rec->all_anew && !c->grad_mode; }
 
+/* Where there is none, recording anew makes some, or fails as it does. */
+static bool has_room(const wki_recorder *r, const update *u, const wki_call *k) {
+    return r->nkey + u->nkey <= r->cap_key && r->nbuf + u->nin <= r->cap_buf &&
+           r->nval + (size_t)k->nva <= r->cap_val;
+}
+
 bool wki_rec_repeat(wk_ctx *c, const wki_call *k) {
     wki_recorder *r = c->rec;
-    if (!may_repeat(c) || !r->nops || !r->rep)
+    if (!may_repeat(c) || !r->rep)
         return false;
     for (int i = 0; i < KEPT; i++) {
         update *u = &r->rep->u[i];
         if (!u->used || u->op != k->op || u->nin != (size_t)k->nin || u->nbuf != r->nbuf ||
             u->dev != r->dev || !same_inputs(r, u, k->in))
             continue;
-        if (!wki_rec_room(c, r->nkey + u->nkey, r->nmeta, r->nbuf + u->nin, r->nval + (size_t)k->nva))
+        if (!has_room(r, u, k))
             return false;
         u->used = ++r->rep->clock;
         append(r, u, k);
@@ -130,8 +137,8 @@ bool wki_rec_repeat(wk_ctx *c, const wki_call *k) {
 /* ---- keeping ------------------------------------------------------------------------------------------------------- */
 
 /* Notes an input by its reference at *w, and moves on to the next. False: it is none of the usual ones, which are contiguous,
-   and whole if they are from outside. `next` is the number of the next new buffer. */
-static bool note(const wki_recorder *r, input *p, const uint64_t **w, const wki_tensor *t, uint32_t *next) {
+   and whole if they are from outside. */
+static bool note(input *p, const uint64_t **w, const wki_tensor *t) {
     uint64_t word = *(*w)++;
     const wki_storage *s = t->st;
     uint8_t flags = t->flags & (WKI_F_PLAIN | WKI_F_WHOLE);
@@ -146,15 +153,14 @@ static bool note(const wki_recorder *r, input *p, const uint64_t **w, const wki_
         return false;
     if ((word & 3) != WKI_REF_WHOLE)
         *w += 1 + t->ndim;
-    if (s->pending)
-        return true;
-    *next += p->fresh;
-    return flags & WKI_F_WHOLE && (!p->fresh || p->buf + 1 == *next) && r->buf[p->buf].off == t->off;
+    return s->pending || flags & WKI_F_WHOLE;
 }
 
 void wki_rec_keep(wk_ctx *c, const wki_call *k, size_t nkey, uint32_t nbuf) {
     wki_recorder *r = c->rec;
-    if (!may_repeat(c) || k->nia || (!r->rep && !(r->rep = wki_calloc(1, sizeof *r->rep))))
+    if (!may_repeat(c) || !nbuf || k->nia) /* the first op of a segment says more: the device */
+        return;
+    if (!r->rep && !(r->rep = wki_calloc(1, sizeof *r->rep)))
         return;
     update *u = &r->rep->u[0];
     for (int i = 1; i < KEPT; i++)
@@ -165,11 +171,10 @@ void wki_rec_keep(wk_ctx *c, const wki_call *k, size_t nkey, uint32_t nbuf) {
         !wki_rec_grow((void **)&u->key, &u->cap_key, r->nkey - nkey, sizeof *u->key))
         return;
     const uint64_t *w = r->key + nkey + 1;
-    uint32_t next = nbuf;
     size_t n = nin / k->op->roles, i = 0;
     for (int role = 0; i < nin; role++) {
         for (size_t end = i + n; i < end; i++) {
-            if (!note(r, &u->in[i], &w, k->in[i], &next) ||
+            if (!note(&u->in[i], &w, k->in[i]) ||
                 (!role && !u->in[i].handle)) /* others are compared with the first role's */
                 return;
             u->in[i].written = wki_role_written(k->op, role);
