@@ -1,5 +1,5 @@
 /* Repeats: an in-place update of many tensors, recorded before over the same ones, is appended as it was. An optimizer's step
- * has four inputs a parameter, each of which the recorder would look at five times; here it is once.
+ * has up to four inputs a parameter, each of which the recorder would look at five times; here it is once.
  *
  * The words of such an op follow from its inputs alone: which tensor each of them is (for a result of the segment: its buffer
  * and shape), which buffer its storage has here or that it has none yet, and what is declared of that. All of it is compared
