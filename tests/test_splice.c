@@ -523,3 +523,17 @@ static wk_tensor *no_room(wk_ctx *c, world *w) {
 }
 /* Nor is the next step repeated, which has the gradients of two. */
 TEST(repeat, no_memory_for_the_recording) { CHECK_EQ_I(compare(no_room, STEPS - 2), STEPS - 3); }
+
+/* Twice the same gradients, and nothing before the update in its segment. */
+static wk_tensor *alone(wk_ctx *c, world *w) {
+    wk_tensor *loss = net(c, w);
+    wk_backward(loss);
+    wk_optim_keep_grads(w->optim, true);
+    for (int n = 0; n < 2; n++) {
+        wk_item(total(wk_detach(w->w[0])));
+        wk_optim_step(w->optim);
+    }
+    wk_optim_zero_grad(w->optim);
+    return wk_detach(loss);
+}
+TEST(repeat, not_at_the_start_of_a_segment) { CHECK_EQ_I(compare(alone, STEPS - 1), 0); }
