@@ -478,6 +478,37 @@ static wk_tensor *start_or_all(wk_ctx *c, world *w) {
 }
 TEST(repeat, parameters_seen_in_part_in_turn) { CHECK_EQ_I(compare(start_or_all, STEPS - 2), STEPS - 2); }
 
+/* The parameter's storage has the buffer that it had, but from another row on. */
+static wk_tensor *middle_in_turn(wk_ctx *c, world *w) {
+    (void)c;
+    int64_t at = w->i % 2;
+    return finish(w, total(wk_exp(wk_slice(w->w[0], 0, at, at + 3, 1))));
+}
+TEST(repeat, parameters_seen_from_the_middle_in_turn) {
+    CHECK_EQ_I(compare(middle_in_turn, STEPS - 2), STEPS / 2 - 1);
+}
+
+/* The parameters have each other's buffer. */
+static wk_tensor *first_in_turn(wk_ctx *c, world *w) {
+    wk_exp(wk_detach(w->w[w->i % 2]));
+    wk_exp(wk_detach(w->w[1 - w->i % 2]));
+    return plain(c, w);
+}
+TEST(repeat, parameters_seen_first_in_turn) { CHECK_EQ_I(compare(first_in_turn, STEPS - 2), STEPS - 2); }
+
+/* One op more before the update, and before the gradients or behind them. */
+static wk_tensor *one_more_in_turn(wk_ctx *c, world *w) {
+    wk_tensor *loss = net(c, w);
+    if (w->i % 3 == 2)
+        wk_exp(w->x);
+    wk_backward(loss);
+    if (w->i % 3 == 1)
+        wk_exp(w->x);
+    wk_optim_step(w->optim);
+    return loss;
+}
+TEST(repeat, other_buffers_in_turn) { CHECK_EQ_I(compare(one_more_in_turn, STEPS - 2), STEPS - 3); }
+
 /* Equal shapes, but the two leaves have each other's buffer. */
 TEST(repeat, leaves_that_swap) { CHECK_EQ_I(compare(swapped, STEPS - 2), STEPS - 2); }
 
