@@ -155,7 +155,7 @@ static int ref_arange(dten *y, wk_dtype dtype, int64_t n, double start, double s
 
 /* The first of the largest, or the first NaN, along dim. */
 static int ref_argmax(const dten *x, dten *y, int dim, bool keepdim) {
-    int64_t size[WK_MAX_DIMS], inner = 1, n = x->ndim ? x->size[dim] : 1;
+    int64_t size[WK_MAX_DIMS] = {0}, inner = 1, n = x->ndim ? x->size[dim] : 1;
     int nd = 0;
     for (int d = 0; d < x->ndim; d++) {
         if (d != dim || keepdim)

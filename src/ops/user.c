@@ -84,7 +84,7 @@ static void vjp(const wki_vjp_args *a) {
             wki_fail_poison(c, what);
             return;
         }
-        if (t->ndim != want->ndim || memcmp(t->size, want->size, (size_t)t->ndim * 8)) {
+        if (t->ndim != want->ndim || memcmp(t->size, want->size, (size_t)t->ndim * 8) != 0) {
             char got[128], wanted[128];
             c->cur_op = n->op;
             wki_fail(c, WK_SHAPE, "the gradient of input %d has shape %s, the input %s", i,

@@ -167,7 +167,7 @@ static void emit_tables(FILE *f, const op *o) {
 
 static void emit_row(FILE *f, const op *o) {
     unsigned optional = 0, writes = 0;
-    for (int i = 0; i < o->nin; i++) {
+    for (int i = 0; i < o->nin && i < MAX_IN; i++) {
         optional |= (unsigned)o->in[i].optional << i;
         writes |= (unsigned)o->in[i].writes << i;
     }
